@@ -44,7 +44,7 @@ COPY model_runner model_runner
 RUN pip install --no-deps .
 # For Python processes that the script `samewise` does not start: Ray's, and the one below.
 ENV PYTHONPATH=/opt/samewise/venv/lib/python3.11/site-packages/samewise/_packages SAMEWISE_CACHE=/opt/samewise/cache
-RUN python -c "from rich.console import Console; from model_runner.models.repository import resolve_model; \
+RUN python -c "from rich.console import Console; from model_runner.hub.repository import resolve_model; \
 print(resolve_model(None, Console()))"
 
 FROM python:3.11-slim-bookworm

@@ -37,8 +37,8 @@ from safetensors.torch import save_file
 
 from bench.local_server import LocalServer, local_server, paused, started
 from bench.structured import SCHEMAS, endless
-from model_runner.models.loading import open_checkpoint
-from model_runner.models.repository import resolve_model
+from model_runner.hub.repository import resolve_model
+from model_runner.spec.model_folder import open_checkpoint
 from server.cli.loadtest.benchmark import find_model
 from server.cli.loadtest.load import (
     Arrivals,

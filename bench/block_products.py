@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.engine_environment import use_engine_environment
+from model_runner.hub.repository import cache_folder
 from model_runner.kernels.block_formats import BLOCK_FORMATS
 from model_runner.kernels.build import build_kernels
 from model_runner.kernels.library import Kernels, NativeWeight, WeightKind
-from model_runner.models.repository import cache_folder
 from model_runner.processes import available_cores
 
 OUTPUTS, INPUTS = 8192, 2048

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 
+from model_runner.heads.base import Heads, TargetShape
+from model_runner.heads.loading import load_heads
 from model_runner.learning.link import Begin, LearnerReport, Piece
 from model_runner.learning.store import pack_learnt
-from model_runner.models.heads.base import Heads, TargetShape
-from model_runner.models.heads.loading import load_heads
-from model_runner.models.hf_loading import load_config
+from model_runner.modules.loading import load_config
 
 STEPS = 3
 """Steps between two changes."""

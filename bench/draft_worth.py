@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model_runner.models.heads.base import Heads
-from model_runner.models.heads.hydra import HydraHeads
+from model_runner.heads.base import Heads
+from model_runner.heads.hydra import HydraHeads
 from model_runner.training.objective import RANKS, Judge
 from model_runner.training.teacher import TargetWeights
 

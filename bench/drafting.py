@@ -26,10 +26,10 @@ from bench.texts import longest_topics
 from model_runner.batch_maker import prompt_batch
 from model_runner.config import RunnerConfig
 from model_runner.contract import SamplingParams
-from model_runner.models.heads.base import TargetShape
-from model_runner.models.heads.hydra import HydraHeads
-from model_runner.models.heads.loading import load_heads
-from model_runner.models.repository import resolve_model
+from model_runner.heads.base import TargetShape
+from model_runner.heads.hydra import HydraHeads
+from model_runner.heads.loading import load_heads
+from model_runner.hub.repository import resolve_model
 from model_runner.platforms.choose import choose_platform
 from model_runner.processes import available_cores
 from model_runner.speculative.growing import GrowthLimits

@@ -19,8 +19,8 @@ from rich.table import Table
 
 from bench.draft_worth import NoisyJudge, Worth, worth
 from model_runner.config import RunnerConfig
-from model_runner.models.features import LAST, Feature, layer_input
-from model_runner.models.repository import resolve_model
+from model_runner.features import LAST, Feature, layer_input
+from model_runner.hub.repository import resolve_model
 from model_runner.training.eagle3 import Eagle3Objective, draft_layer_config, fresh_eagle3
 from model_runner.training.examples import AnswerStore, Example, ExampleStore, TargetForTraining, training_questions
 from model_runner.training.hydra import HydraObjective, fresh_hydra

@@ -29,12 +29,12 @@ from bench.random_image_models import FORMS, make
 from bench.shared_runner import Engines
 from model_runner.config import RunnerConfig
 from model_runner.contract import SamplingParams
+from model_runner.hub.repository import resolve_model
 from model_runner.image import Image, ImageRun
 from model_runner.images.layouts import Layout, read_layout
 from model_runner.images.tower import Tower
 from model_runner.kernels.library import WeightKind
 from model_runner.kernels.memory import return_freed_memory
-from model_runner.models.repository import resolve_model
 from model_runner.platforms.cpu import CpuPlatform
 from model_runner.runner_interface import FeatureHolder
 from scheduler.interface import EngineRequest

@@ -27,7 +27,7 @@ from bench.learning_plot import draw
 from bench.learning_report import Answer, Turn, conclusion, different, table, tokens_per_step
 from bench.learning_traffic import SUBJECTS, Question, make_questions, turns
 from bench.local_server import LocalServer, local_server, paused
-from model_runner.models.repository import resolve_model
+from model_runner.hub.repository import resolve_model
 from server.cli.loadtest.benchmark import find_model
 from server.cli.loadtest.load import Arrivals, arrival_times, open_client
 from server.client.openai_answers import AnswerError, EventParser

@@ -29,10 +29,10 @@ from bench.local_server import environment
 from model_runner.config import RunnerConfig
 from model_runner.contract import Pooling, SamplingParams, Speculation
 from model_runner.encoders.folder import find_encoder
+from model_runner.hub.repository import resolve_model
 from model_runner.image import Image
 from model_runner.image_reader import layout_of
 from model_runner.kernels.memory import return_freed_memory
-from model_runner.models.repository import resolve_model
 from model_runner.processes import private_memory
 from scheduler.interface import ChoiceState, EngineRequest
 from server.engine import building

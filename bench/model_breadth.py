@@ -30,7 +30,7 @@ from bench.shared_runner import Engines
 from bench.tiny_models import VOCAB_SIZE, auto_class, decoder_types, write_tiny_model
 from model_runner.config import RunnerConfig
 from model_runner.contract import SamplingParams
-from model_runner.models.text_model import without_missing_towers
+from model_runner.modules.text_model import without_missing_towers
 from model_runner.platforms.cpu import CpuPlatform
 from model_runner.refusal import UnsupportedModelError
 from scheduler.interface import EngineRequest

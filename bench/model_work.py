@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.roofline import Roofline
-from model_runner.models.hf_loading import inspect_model, load_config
+from model_runner.modules.loading import inspect_model, load_config
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from bench.page_tabs import Page
 from bench.surroundings import Kind, Surroundings
 from model_runner.config import RunnerConfig
 from model_runner.contract import ChoiceResult, StepPlan, StepResult
-from model_runner.models.repository import resolve_model
+from model_runner.hub.repository import resolve_model
 from model_runner.runner_interface import DoneAtLaunch, RunnerInfo, SpeculationStats
 from scheduler.engine import Engine
 from scheduler.interface import SchedulerConfig

@@ -28,7 +28,7 @@ from model_runner.assemble import assemble
 from model_runner.batch_maker import prompt_batch
 from model_runner.config import KVCacheDType, Quantization, Rows, RunnerConfig
 from model_runner.contract import SamplingParams
-from model_runner.models.repository import resolve_model
+from model_runner.hub.repository import resolve_model
 
 
 def log_probabilities(config: RunnerConfig, texts: Iterable[Sequence[int]]) -> Iterator[Tensor]:

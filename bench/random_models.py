@@ -14,7 +14,7 @@ from rich.console import Console
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from model_runner.models.repository import resolve_model
+from model_runner.hub.repository import resolve_model
 
 SEED = 20
 STD = 0.02

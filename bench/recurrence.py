@@ -21,9 +21,9 @@ from torch import Tensor
 
 from bench.engine_environment import use_engine_environment
 from model_runner.batch import Batch, StateTables
+from model_runner.hub.repository import cache_folder
 from model_runner.kernels.build import build_kernels
 from model_runner.kernels.library import Kernels
-from model_runner.models.repository import cache_folder
 from model_runner.processes import available_cores
 from model_runner.recurrence.backend import BLOCK, RecurrentShape, StateCache
 from model_runner.recurrence.cpu import NativeRecurrence

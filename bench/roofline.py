@@ -17,9 +17,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from model_runner.hub.repository import cache_folder
 from model_runner.kernels.build import NoKernelsError, build_kernels
 from model_runner.kernels.library import Kernels
-from model_runner.models.repository import cache_folder
 
 MATRIX_SIZES = (512, 1024, 2048)
 INT8_SHAPE = (480, 1024)  # rows, width

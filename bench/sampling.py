@@ -18,9 +18,9 @@ from torch import Tensor
 
 from model_runner.contract import AdmittedRequest, SamplingParams, ScheduledRequest, StepPlan
 from model_runner.draft_tree import NO_DRAFT
+from model_runner.hub.repository import cache_folder
 from model_runner.kernels.build import build_kernels
 from model_runner.kernels.library import Kernels
-from model_runner.models.repository import cache_folder
 from model_runner.sampling.rows import SamplingState
 from model_runner.sampling.sampler import NativeDraw, Sampler
 from model_runner.sampling.truncations import NativeTruncations

@@ -33,7 +33,7 @@ from rich.table import Table
 from tokenizers import Tokenizer
 
 from bench.engine_environment import use_engine_environment
-from model_runner.models.repository import resolve_model
+from model_runner.hub.repository import resolve_model
 from model_runner.sampling.grammar import Grammars
 from server.generation.constraints.check import grammar_of
 from server.generation.constraints.closing import CLOSED

@@ -14,7 +14,7 @@ from rich.table import Table
 from bench import roofline
 from bench.local_server import local_server
 from bench.model_work import ModelWork
-from model_runner.models.repository import resolve_model
+from model_runner.hub.repository import resolve_model
 from server.cli.loadtest.benchmark import BenchOptions, BenchResult, run_bench
 from server.cli.loadtest.display import progress_bar
 from server.cli.loadtest.load import Lengths, Workload

@@ -22,9 +22,9 @@ from bench.speculation_matrix import FEATURES, Cell, Matrix
 from bench.speculation_workloads import Workload, asked, copied, repeated, unrelated
 from model_runner.config import RunnerConfig
 from model_runner.contract import SamplingParams, Speculation
+from model_runner.hub.repository import resolve_model
 from model_runner.learning.link import ProcessLink
 from model_runner.learning.wiring import MakeLink
-from model_runner.models.repository import resolve_model
 from model_runner.runner_interface import SpeculationStats
 from scheduler.interface import EngineRequest
 from server.generation.served_model import ServedModel

@@ -24,7 +24,7 @@ from bench.engine_environment import use_engine_environment
 from bench.model_work import ModelWork
 from model_runner.config import RunnerConfig
 from model_runner.contract import AdmittedRequest, SamplingParams, ScheduledRequest, StepPlan
-from model_runner.models.repository import resolve_model
+from model_runner.hub.repository import resolve_model
 from model_runner.runner import ModelRunner
 
 GREEDY = SamplingParams(temperature=0.0)

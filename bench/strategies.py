@@ -23,7 +23,7 @@ from bench.shared_runner import Engines
 from bench.texts import longest_topics
 from model_runner.config import RunnerConfig
 from model_runner.contract import Contrastive, DoLa, Dry, Mirostat, SamplingParams, Xtc
-from model_runner.models.repository import resolve_model
+from model_runner.hub.repository import resolve_model
 from scheduler.interface import BeamSearch
 
 PROMPT = 64

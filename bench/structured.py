@@ -27,7 +27,7 @@ from bench.shared_runner import Engines
 from bench.texts import longest_topics
 from model_runner.config import RunnerConfig
 from model_runner.contract import SamplingParams, Speculation
-from model_runner.models.repository import resolve_model
+from model_runner.hub.repository import resolve_model
 from model_runner.sampling.grammar import Grammars
 from scheduler.interface import EngineRequest
 from server.generation.constraints.check import grammar_of

@@ -22,7 +22,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
 )
 
-from model_runner.models.text_model import without_missing_towers
+from model_runner.modules.text_model import without_missing_towers
 
 VOCAB_SIZE = 320
 SEED = 7

@@ -23,7 +23,7 @@ from bench.tiny_models import write_tiny_model
 from bench.walk import Recorder, least, see_native_calls
 from model_runner.config import RunnerConfig
 from model_runner.contract import SamplingParams, Speculation
-from model_runner.models.repository import cache_folder, resolve_model
+from model_runner.hub.repository import cache_folder, resolve_model
 from scheduler.interface import EngineRequest
 from server.engine import building
 from server.engine.messages import EngineConfig

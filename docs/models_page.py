@@ -5,8 +5,8 @@ from marked_pages import code, table
 from model_runner.encoders.folder import MODEL_TYPES
 from model_runner.gguf.architectures import ARCHITECTURES
 from model_runner.images.layouts import FAMILIES as IMAGE_TYPES
-from model_runner.models.families import FAMILIES, WRAPPERS
-from model_runner.models.layer_family import DeltaNet, LayerFamily, Mamba2, Mixture, ShortConvolution
+from model_runner.spec.families import FAMILIES, WRAPPERS
+from model_runner.spec.layer_family import DeltaNet, LayerFamily, Mamba2, Mixture, ShortConvolution
 from model_runner.weights.checkpoint_quantization import _METHODS as METHODS
 
 PAGE = """\

@@ -20,9 +20,6 @@ from model_runner.learning.learning import NO_LEARNING, Learning
 from model_runner.learning.link import ProcessLink
 from model_runner.learning.wiring import MakeLink, fresh_proposer, make_learning
 from model_runner.mixing_probe import ProbedCache, mixes_tokens, tolerance_of
-from model_runner.models.early_exit import EarlyExit
-from model_runner.models.loading import ModelShape, load_classification_head
-from model_runner.models.target import LoadedModel, OtherVocabulary, TargetModel
 from model_runner.planning import Blueprint, Shapes
 from model_runner.platforms.choose import choose_platform
 from model_runner.platforms.memory import MemoryPlan
@@ -32,8 +29,10 @@ from model_runner.refusal import SEE_MODELS, UnsupportedModelError, describe_mod
 from model_runner.runner_interface import RunnerInfo
 from model_runner.sampling.rows import SamplingState
 from model_runner.scoring.contrastive_search import ContrastiveSearch
-from model_runner.scoring.pooler import Pooler
+from model_runner.scoring.early_exit import EarlyExit
+from model_runner.scoring.pooler import Pooler, load_classification_head
 from model_runner.scoring.transforms import ContrastiveDecoding, Guidance, LayerContrast, ScoreTransform, Scoring
+from model_runner.spec.model_shape import ModelShape
 from model_runner.speculative.controller import SpeculationController
 from model_runner.speculative.draft_kv import BlockGenerations, TargetBlocks
 from model_runner.speculative.draft_model import LIMITS
@@ -43,6 +42,7 @@ from model_runner.speculative.methods import make_proposers
 from model_runner.speculative.speculator import Speculator
 from model_runner.speculative.verify import Verifier
 from model_runner.state import RunnerState
+from model_runner.target import LoadedModel, OtherVocabulary, TargetModel
 
 if TYPE_CHECKING:
     from model_runner.sampling.grammar import Grammars

@@ -6,19 +6,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from model_runner.config import RunnerConfig, Sizes
+from model_runner.heads.base import Heads, TargetShape
+from model_runner.heads.loading import load_heads
+from model_runner.heads.mtp import comes_with_mtp
 from model_runner.image_reader import ImageReader, find_reader
 from model_runner.learning.wiring import Learned, choose_learned
 from model_runner.model_needs import ModelNeeds
-from model_runner.models.heads.base import Heads, TargetShape
-from model_runner.models.heads.loading import load_heads
-from model_runner.models.heads.mtp import comes_with_mtp
-from model_runner.models.loading import ModelShape, check_tokenizers
 from model_runner.platforms.cache_plan import StateBytes
 from model_runner.platforms.choose import choose_platform
 from model_runner.platforms.memory import GIB, DeviceMemory, MemoryPlan, Needs, plan_memory
 from model_runner.platforms.platform import Platform
 from model_runner.recurrence.backend import BLOCK, scratch_bytes, state_bytes
 from model_runner.refusal import refused
+from model_runner.spec.model_folder import check_tokenizers
+from model_runner.spec.model_shape import ModelShape
 from model_runner.speculative.heads import heads_bytes, heads_kv, method_of
 from model_runner.weights.size_check import check_folder
 

@@ -12,8 +12,8 @@ from rich.console import Console
 from model_runner.config import RunnerConfig
 from model_runner.encoders.folder import is_encoder
 from model_runner.hub.access import HubAccess, ModelNotFoundError
+from model_runner.hub.repository import ModelFolder, resolve_heads, resolve_model
 from model_runner.json_files import find_object
-from model_runner.models.repository import ModelFolder, resolve_heads, resolve_model
 from model_runner.processes import free_memory
 from model_runner.refusal import one_line
 from server.config import Settings

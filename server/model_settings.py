@@ -115,7 +115,7 @@ def with_models(
     rest = {flag: value for flag, value in flags.items() if flag != "model"}
     if len(named) == 1:
         return rest | {"model": named[0]}
-    from model_runner.models.repository import default_name  # noqa: PLC0415  (only needed for several)
+    from model_runner.hub.repository import default_name  # noqa: PLC0415  (only needed for several)
 
     try:
         return rest | {"models": [{"name": default_name(path), "path": path} for path in named]}

@@ -32,10 +32,10 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from model_runner.hub.repository import cache_folder, resolve_model
 from model_runner.kernels.build import build_kernels
 from model_runner.kernels.vector_math import prepare_vector_math
-from model_runner.models.hf_loading import load_config, load_model
-from model_runner.models.repository import cache_folder, resolve_model
+from model_runner.modules.loading import load_config, load_model
 from tests import tiny_vocabulary
 
 VOCAB_SIZE = 320

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from model_runner.models.families import FAMILIES, WRAPPERS
+from model_runner.spec.families import FAMILIES, WRAPPERS
 from server.cli import main as cli
 from server.config import Settings
 

@@ -17,8 +17,8 @@ from transformers.modeling_outputs import BaseModelOutput
 ROOT = Path(__file__).parents[1]
 OURS = ("samewise", "server", "scheduler", "model_runner", "bench")
 PLACES = {
-    "torch": "model_runner/models/torch_private.py",
-    "transformers": "model_runner/models/transformers_private.py",
+    "torch": "model_runner/torch_private.py",
+    "transformers": "model_runner/modules/transformers_private.py",
     "nicegui": "server/page/nicegui_hardening.py",
 }
 ELSEWHERE = {
@@ -122,7 +122,7 @@ def test_the_search_finds_all_forms(tmp_path: Path) -> None:
 
 
 def flattened() -> bool:
-    from model_runner.models.torch_private import flatten, unflatten  # noqa: PLC0415
+    from model_runner.torch_private import flatten, unflatten  # noqa: PLC0415
 
     output = BaseModelOutput(last_hidden_state=torch.ones(2), hidden_states=(torch.zeros(1), torch.ones(1)))
     leaves, structure = flatten(output)
@@ -131,7 +131,7 @@ def flattened() -> bool:
 
 
 def hollow() -> bool:
-    from model_runner.models.torch_private import hollow_tensor  # noqa: PLC0415
+    from model_runner.torch_private import hollow_tensor  # noqa: PLC0415
 
     class Own(Tensor):
         __torch_dispatch__ = None  # type: ignore[assignment]
@@ -141,7 +141,7 @@ def hollow() -> bool:
 
 
 def multiplied() -> bool:
-    from model_runner.models.torch_private import multiply_by_onednn, reorder_for_onednn  # noqa: PLC0415
+    from model_runner.torch_private import multiply_by_onednn, reorder_for_onednn  # noqa: PLC0415
 
     rows, weight, bias = torch.randn(4, 32), torch.randn(16, 32), torch.randn(16)
     product = multiply_by_onednn(rows, reorder_for_onednn(weight), bias)
@@ -149,7 +149,7 @@ def multiplied() -> bool:
 
 
 def children() -> bool:
-    from model_runner.models.torch_private import children_of, replace_children  # noqa: PLC0415
+    from model_runner.torch_private import children_of, replace_children  # noqa: PLC0415
 
     shared, parent = nn.Linear(2, 3), nn.Module()
     parent.first = parent.second = shared
@@ -164,7 +164,7 @@ def tiny(model_type: str, **entries: Any) -> Any:
 
 
 def built() -> bool:
-    from model_runner.models.transformers_private import experts_name, from_config, set_attention  # noqa: PLC0415
+    from model_runner.modules.transformers_private import experts_name, from_config, set_attention  # noqa: PLC0415
 
     config = tiny("llama")
     own = type(AutoModelForCausalLM.from_config(config))
@@ -176,7 +176,7 @@ def built() -> bool:
 
 
 def untied() -> bool:
-    from model_runner.models.transformers_private import ignore_tied_weights  # noqa: PLC0415
+    from model_runner.modules.transformers_private import ignore_tied_weights  # noqa: PLC0415
 
     config = tiny("llama", tie_word_embeddings=True)
     own = type(AutoModelForCausalLM.from_config(config))
@@ -189,7 +189,7 @@ def untied() -> bool:
 def gated() -> bool:
     from transformers.models.mixtral.modeling_mixtral import MixtralExperts  # noqa: PLC0415
 
-    from model_runner.models.transformers_private import gate_of, has_default_gate  # noqa: PLC0415
+    from model_runner.modules.transformers_private import gate_of, has_default_gate  # noqa: PLC0415
 
     experts = MixtralExperts(tiny("mixtral", intermediate_size=8, num_local_experts=2))
     rows = torch.randn(3, 16)
@@ -201,7 +201,7 @@ def marked() -> bool:
     """All entries that transformers gives to experts."""
     from transformers.models.mixtral.modeling_mixtral import MixtralExperts  # noqa: PLC0415
 
-    from model_runner.models.transformers_private import mark_as_common  # noqa: PLC0415
+    from model_runner.modules.transformers_private import mark_as_common  # noqa: PLC0415
 
     theirs = MixtralExperts(tiny("mixtral", intermediate_size=8, num_local_experts=2))
     ours: Any = nn.Module()
@@ -220,7 +220,7 @@ def replaced() -> bool:
 
 
 def accepted() -> bool:
-    from model_runner.models.transformers_private import accept_attention  # noqa: PLC0415
+    from model_runner.modules.transformers_private import accept_attention  # noqa: PLC0415
 
     for model_type in ("falcon", "gpt_neo", "llama4"):
         accept_attention(model_type, "eager")

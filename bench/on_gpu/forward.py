@@ -12,9 +12,9 @@ from transformers import PreTrainedModel
 
 from bench.on_gpu.timing import Spans, watch
 from model_runner.config import RunnerConfig
-from model_runner.models.loading import ModelShape
+from model_runner.cuda.graphs import CudaGraphs, GraphMaker
 from model_runner.platforms.cuda import CudaPlatform
-from model_runner.platforms.cuda_graphs import CudaGraphs, GraphMaker
+from model_runner.spec.model_shape import ModelShape
 
 Result = TypeVar("Result")
 

@@ -108,7 +108,7 @@ class KernelBench:
 
     def _linear(self, name: str, rows: int, shape_name: str) -> dict[str, float]:
         kind, exact = KINDS[name]
-        from model_runner.models.cuda_linear import make_product  # noqa: PLC0415  (brings Triton)
+        from model_runner.cuda.linear import make_product  # noqa: PLC0415  (brings Triton)
 
         shape = LINEARS[shape_name]
         size = math.prod(shape) * BITS[kind] // 8

@@ -7,7 +7,7 @@ from pathlib import Path
 from bench.local_server import local_server
 from bench.on_gpu.clients import Load, put_load
 from bench.on_gpu.report import Figure
-from model_runner.models.hf_loading import inspect_model, load_config
+from model_runner.modules.loading import inspect_model, load_config
 from server.cli.loadtest.load import Report, summarize
 
 REQUESTS_PER_CLIENT = 2

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from model_runner.config import Quantization
-from model_runner.models.hf_loading import inspect_model, load_config
-from model_runner.models.loading import ModelShape
+from model_runner.modules.loading import inspect_model, load_config
+from model_runner.spec.model_shape import ModelShape
 
 
 @dataclass(frozen=True, slots=True)

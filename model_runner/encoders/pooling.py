@@ -19,8 +19,8 @@ from model_runner.encoders.folder import (
     PoolingModule,
     SentenceModule,
 )
-from model_runner.models.activations import EXACT, gelu
-from model_runner.models.packed import OneDNNPacker, Product
+from model_runner.modules.activations import EXACT, gelu
+from model_runner.native.packed import OneDNNPacker, Product
 from model_runner.refusal import UnsupportedModelError
 from model_runner.weights.safetensors_files import SafetensorsCheckpoint
 

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from model_runner.kernels.library import Kernels, NativeWeight
-from model_runner.models.native_packer import NativePacker
-from model_runner.models.packed import PackedWeight
+from model_runner.native.packed import PackedWeight
+from model_runner.native.packer import NativePacker
 from model_runner.weights.matrix import DenseMatrix, Linear
 
 logger = logging.getLogger("samewise.runner")

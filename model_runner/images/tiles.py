@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from model_runner.models.torch_private import flatten, unflatten
+from model_runner.torch_private import flatten, unflatten
 
 _NAMES = ("vision_tower", "vision_model", "vision_encoder")
 """Names of towers that take tiles [n, 3, height, width]. Other towers take all patches in one sequence."""

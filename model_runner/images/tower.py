@@ -25,12 +25,12 @@ from model_runner.images.layouts import SEVERAL, Layout
 from model_runner.images.tiles import compute_one_by_one, takes_tiles
 from model_runner.kernels.library import WeightKind
 from model_runner.kernels.memory import return_freed_memory
-from model_runner.models.hf_loading import check_report, quiet
-from model_runner.models.loading import rotated
-from model_runner.models.native_packer import NativePacker
-from model_runner.models.text_model import model_class, text_only, without_missing_towers
-from model_runner.models.transformers_private import from_config, ignore_tied_weights
+from model_runner.modules.loading import check_report, quiet
+from model_runner.modules.text_model import model_class, text_only, without_missing_towers
+from model_runner.modules.transformers_private import from_config, ignore_tied_weights
+from model_runner.native.packer import NativePacker
 from model_runner.refusal import describe_model, refused
+from model_runner.spec.model_shape import rotated
 from model_runner.weights.damage import naming_damage
 
 if TYPE_CHECKING:

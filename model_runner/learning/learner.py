@@ -22,11 +22,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from model_runner.heads.base import Heads
+from model_runner.heads.hydra import HydraHeads, hydra_features
 from model_runner.learning.plan import BATCH_ROWS, FRESH_DEPTH, FRESH_DRAFT_VOCAB, learning_needs
 from model_runner.learning.store import LearntFormat
 from model_runner.learning.vocabulary import TokenFrequencies, rows_for
-from model_runner.models.heads.base import Heads
-from model_runner.models.heads.hydra import HydraHeads, hydra_features
 from model_runner.training.examples import Example
 from model_runner.training.hydra import fresh_hydra
 from model_runner.training.objective import Objective, answer_rows

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from model_runner.contract import AdmittedRequest
+from model_runner.features import Feature
 from model_runner.learning.link import LearnerLink
 from model_runner.learning.recorder import Recorder
-from model_runner.models.features import Feature
 from model_runner.platforms.memory import oom_reason
 from model_runner.runner_interface import LearningStats
 from model_runner.speculative.proposer import TargetStep

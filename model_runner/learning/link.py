@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from model_runner.processes import Backoff, describe_end, isolated_module, start_isolated
 
 if TYPE_CHECKING:
-    from model_runner.models.heads.base import Heads
+    from model_runner.heads.base import Heads
 
 EXIT_IMPOSSIBLE = 65
 """Exit code of a learner whose failure a restart would only repeat."""
@@ -57,7 +57,7 @@ class Piece:
     tokens: bytes
     """[T] int32"""
     features: dict[str, bytes]
-    """By feature name (models/features.py), each [T, hidden] float16, clipped to its range."""
+    """By feature name (features.py), each [T, hidden] float16, clipped to its range."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import torch
 
-from model_runner.models.features import LAST, Feature
-from model_runner.models.heads.base import Heads, TargetShape
-from model_runner.models.heads.hydra import HydraHeads, HydraShape, hydra_features
+from model_runner.features import LAST, Feature
+from model_runner.heads.base import Heads, TargetShape
+from model_runner.heads.hydra import HydraHeads, HydraShape, hydra_features
 
 FRESH_DEPTH = 3
 """Depth of fresh heads: how many tokens ahead they predict."""

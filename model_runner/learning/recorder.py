@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from model_runner.contract import AdmittedRequest
+from model_runner.features import Feature
 from model_runner.learning.link import Piece
-from model_runner.models.features import Feature
 from model_runner.speculative.proposer import ChoiceStep, TargetStep
 
 _CHOICES = 4

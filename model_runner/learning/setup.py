@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from model_runner.heads.base import TargetShape
+from model_runner.heads.loading import load_heads
 from model_runner.learning.learner import InitialHeads, Learner, Publication, Ring
 from model_runner.learning.link import Begin, Piece
 from model_runner.learning.plan import check_model, learning_needs, ring_bytes
 from model_runner.learning.store import HeadsStore, LearntFormat, Stored, fingerprint
-from model_runner.models.heads.base import TargetShape
-from model_runner.models.heads.loading import load_heads
-from model_runner.models.hf_loading import load_config
+from model_runner.modules.loading import load_config
 from model_runner.training.examples import Example
 from model_runner.training.loop import product_type
 from model_runner.training.teacher import TargetWeights

@@ -24,12 +24,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from model_runner.heads.base import Heads, HeadsError, TargetShape
+from model_runner.heads.checkpoint import HeadsCheckpoint
+from model_runner.heads.loading import heads_checkpoint, heads_of, stored_as
+from model_runner.hub.repository import hash_file
 from model_runner.json_files import LARGE, parse_object
 from model_runner.learning.plan import learning_needs
-from model_runner.models.heads.base import Heads, HeadsError, TargetShape
-from model_runner.models.heads.checkpoint import HeadsCheckpoint
-from model_runner.models.heads.loading import heads_checkpoint, heads_of, stored_as
-from model_runner.models.repository import hash_file
 from model_runner.read_numbers import whole_number
 
 _METADATA = "__metadata__"

@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import get_args
 
 from model_runner.config import RunnerConfig
+from model_runner.features import Feature
+from model_runner.heads.base import Heads, TargetShape
+from model_runner.hub.repository import cache_folder
 from model_runner.learning.learning import HeadsLearning
 from model_runner.learning.link import Begin, LearnedKind, LearnerLink
 from model_runner.learning.plan import (
@@ -18,15 +21,12 @@ from model_runner.learning.plan import (
 )
 from model_runner.learning.recorder import Recorder
 from model_runner.learning.store import load_learnt
-from model_runner.models.features import Feature
-from model_runner.models.heads.base import Heads, TargetShape
-from model_runner.models.repository import cache_folder
-from model_runner.models.target import LoadedModel
 from model_runner.platforms.memory import GIB
 from model_runner.platforms.platform import Platform
 from model_runner.speculative.controller import SpeculationController
 from model_runner.speculative.growing import GrowthLimits
 from model_runner.speculative.heads import BY_WORTH, HeadsProposer, HydraProposer, method_of
+from model_runner.target import LoadedModel
 
 _THREADS = 1
 _RING_BYTES = GIB // 4

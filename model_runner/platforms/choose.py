@@ -30,8 +30,8 @@ def choose_platform(config: RunnerConfig) -> Platform:
     if device.type == "cpu":
         return CpuPlatform(config)
     # These import Triton, which the CPU does not need.
+    from model_runner.cuda.graphs import CudaGraphs  # noqa: PLC0415
     from model_runner.platforms.cuda import CudaPlatform  # noqa: PLC0415
-    from model_runner.platforms.cuda_graphs import CudaGraphs  # noqa: PLC0415
 
     device = torch.device("cuda", torch.cuda.current_device())
     return CudaPlatform(config, device, partial(CudaGraphs, device) if config.cuda_graphs else None)

@@ -15,25 +15,19 @@ from model_runner.attention.backend import AttentionBackend
 from model_runner.attention.cpu import NativeAttention
 from model_runner.config import LogprobsMode, Rows, RunnerConfig, Sizes
 from model_runner.contract import CacheGroup
+from model_runner.features import Feature
+from model_runner.heads.hydra import HydraHeads
+from model_runner.hub.repository import cache_folder
 from model_runner.images.layouts import Layout
 from model_runner.kernels.background_build import kernels_library
 from model_runner.kernels.build import NoKernelsError, detect_isas
 from model_runner.kernels.library import Kernels, WeightKind
 from model_runner.kernels.vector_math import prepare_vector_math
 from model_runner.kv_cache import KVCache, KVShape, resolve_kv_dtype
-from model_runner.models.early_exit import EarlyExit
-from model_runner.models.features import Feature
-from model_runner.models.heads.hydra import HydraHeads
-from model_runner.models.known_config import KnownConfig, MissingEntryError, read_known_config
-from model_runner.models.loading import ModelShape, open_checkpoint
-from model_runner.models.model_spec import ModelSpec, read_model_spec
-from model_runner.models.native_model import NativeEarlyExit, NativeModel, NativeTargetModel, embedding_bytes
-from model_runner.models.native_packer import SLAB_BYTES, NativePacker
-from model_runner.models.packed import OneDNNPacker, pack_weights
-from model_runner.models.packed_cache import Listing, cached
-from model_runner.models.repository import cache_folder
-from model_runner.models.rotary import fix_long_rope
-from model_runner.models.target import LoadedModel, TargetModel, modules_of
+from model_runner.native.model import NativeEarlyExit, NativeModel, NativeTargetModel, embedding_bytes
+from model_runner.native.packed import OneDNNPacker, pack_weights
+from model_runner.native.packed_cache import cached
+from model_runner.native.packer import SLAB_BYTES, NativePacker
 from model_runner.platforms.memory import GIB, DeviceMemory, StorageTypes
 from model_runner.platforms.platform import Platform
 from model_runner.processes import available_cores, can_start_threads, free_memory
@@ -41,6 +35,13 @@ from model_runner.recurrence.backend import RecurrenceBackend, StateCache
 from model_runner.recurrence.cpu import NativeRecurrence
 from model_runner.sampling.sampler import NativeDraw, Sampler, pick, sample_allowed
 from model_runner.sampling.truncations import NativeTruncations
+from model_runner.scoring.early_exit import EarlyExit
+from model_runner.spec.known_config import KnownConfig, MissingEntryError, read_known_config
+from model_runner.spec.model_folder import Listing, open_checkpoint
+from model_runner.spec.model_shape import ModelShape
+from model_runner.spec.model_spec import ModelSpec, read_model_spec
+from model_runner.spec.rotary import fix_long_rope
+from model_runner.target import LoadedModel, TargetModel, modules_of
 from model_runner.weights.checkpoint import Checkpoint, TensorCheckpoint
 from model_runner.weights.checkpoint_quantization import has_plain_tensors, native_reader
 from model_runner.weights.damage import naming_damage
@@ -198,7 +199,7 @@ class CpuPlatform(Platform):
                 fix_long_rope(known, self.max_model_len)
                 if (checkpoint := _open_natively(folder, known, native_reader(folder, known))) is not None:
                     return read_model_spec(known, checkpoint)
-        from model_runner.models.hf_loading import load_config  # noqa: PLC0415 - transformers takes seconds
+        from model_runner.modules.loading import load_config  # noqa: PLC0415 - transformers takes seconds
 
         config = load_config(folder)
         fix_long_rope(config, self.max_model_len)
@@ -209,9 +210,9 @@ class CpuPlatform(Platform):
 
     def _load_modules(self, folder: Path, shape: ModelShape) -> LoadedModel:
         """Load transformers' modules, and replace as many of them as possible."""
-        from model_runner.models.experts import EXPERTS_NAME, register_experts  # noqa: PLC0415
-        from model_runner.models.hf_loading import load_model  # noqa: PLC0415 - transformers takes seconds
-        from model_runner.models.native_modules import prepare  # noqa: PLC0415
+        from model_runner.modules.experts import EXPERTS_NAME, register_experts  # noqa: PLC0415
+        from model_runner.modules.loading import load_model  # noqa: PLC0415 - transformers takes seconds
+        from model_runner.modules.packing import prepare  # noqa: PLC0415
 
         register_experts()
         model = load_model(folder, self.read_config(folder), torch.float32, EXPERTS_NAME, unused=shape.unused)
@@ -252,7 +253,7 @@ class CpuPlatform(Platform):
             assert isinstance(attention, NativeAttention), "the kernels that packed the model also attend"
             assert recurrence is None or isinstance(recurrence, NativeRecurrence)
             return NativeTargetModel(model, attention, needs, recurrence)
-        from model_runner.models.hf_target import HFTargetModel  # noqa: PLC0415 - transformers takes seconds
+        from model_runner.modules.target import HFTargetModel  # noqa: PLC0415 - transformers takes seconds
 
         return HFTargetModel(modules_of(model), attention, needs, partial(pick, self._kernels), recurrence)
 

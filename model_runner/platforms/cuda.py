@@ -16,13 +16,9 @@ from model_runner.attention.triton import TritonAttention
 from model_runner.batch_maker import prompt_batch
 from model_runner.config import LogprobsMode, RunnerConfig, Sizes
 from model_runner.contract import CacheGroup
-from model_runner.kernels.triton.linear import FP8
-from model_runner.kernels.triton.pick import pick
-from model_runner.kernels.vector_math import prepare_vector_math
-from model_runner.kv_cache import KVCache, KVShape, resolve_kv_dtype
-from model_runner.model_needs import DoesNotFitError
-from model_runner.models.cuda_layer import CudaDecoderLayer, compile_layers, replace_layers, replace_norms
-from model_runner.models.cuda_linear import (
+from model_runner.cuda.graphs import GraphedTarget, GraphMaker, graph_sizes
+from model_runner.cuda.layer import CudaDecoderLayer, compile_layers, replace_layers, replace_norms
+from model_runner.cuda.linear import (
     GROUPED_EXPERTS_NAME,
     GpuWeightKind,
     group_experts,
@@ -30,13 +26,15 @@ from model_runner.models.cuda_linear import (
     register_grouped_experts,
     tile_shapes_agree,
 )
-from model_runner.models.features import Feature, decoder_layers
-from model_runner.models.hf_loading import load_config, load_model
-from model_runner.models.hf_target import HFTargetModel
-from model_runner.models.loading import ModelShape
-from model_runner.models.packed import pack_weights
-from model_runner.models.target import LoadedModel, TargetModel, modules_of
-from model_runner.platforms.cuda_graphs import GraphedTarget, GraphMaker, graph_sizes
+from model_runner.features import Feature, decoder_layers
+from model_runner.kernels.triton.linear import FP8
+from model_runner.kernels.triton.pick import pick
+from model_runner.kernels.vector_math import prepare_vector_math
+from model_runner.kv_cache import KVCache, KVShape, resolve_kv_dtype
+from model_runner.model_needs import DoesNotFitError
+from model_runner.modules.loading import load_config, load_model
+from model_runner.modules.target import HFTargetModel
+from model_runner.native.packed import pack_weights
 from model_runner.platforms.memory import GIB, DeviceMemory, Measured, StorageTypes
 from model_runner.platforms.platform import Platform
 from model_runner.recurrence.backend import RecurrenceBackend, StateCache
@@ -44,6 +42,8 @@ from model_runner.recurrence.triton import TritonRecurrence
 from model_runner.refusal import UnsupportedModelError
 from model_runner.sampling.sampler import Sampler
 from model_runner.sampling.triton_draw import TritonDraw
+from model_runner.spec.model_shape import ModelShape
+from model_runner.target import LoadedModel, TargetModel, modules_of
 from model_runner.weights.checkpoint_quantization import is_quantized
 
 logger = logging.getLogger("samewise.runner")

@@ -12,18 +12,18 @@ from model_runner.attention.backend import AttentionBackend
 from model_runner.attention.trial import first_difference
 from model_runner.config import LogprobsMode, RunnerConfig, Sizes
 from model_runner.contract import CacheGroup
+from model_runner.features import Feature
 from model_runner.images.layouts import Layout
 from model_runner.kv_cache import KVCache, KVShape
-from model_runner.models.early_exit import EarlyExit, find_early_exit, twin
-from model_runner.models.features import Feature
-from model_runner.models.loading import ModelShape
-from model_runner.models.rotary import fix_long_rope
-from model_runner.models.target import LoadedModel, TargetModel, modules_of
 from model_runner.platforms.memory import DeviceMemory, Measured, StorageTypes
 from model_runner.recurrence.backend import RecurrenceBackend, StateCache
 from model_runner.refusal import UnsupportedModelError
 from model_runner.sampling.early_sampling import SampleAllowed
 from model_runner.sampling.sampler import Sampler
+from model_runner.scoring.early_exit import EarlyExit, find_early_exit, twin
+from model_runner.spec.model_shape import ModelShape
+from model_runner.spec.rotary import fix_long_rope
+from model_runner.target import LoadedModel, TargetModel, modules_of
 from model_runner.weights.checkpoint_quantization import as_served
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Platform(ABC):
         Raises:
             UnsupportedModelError: if transformers does not know the model, or this platform does not support it.
         """
-        from model_runner.models.hf_loading import load_config  # noqa: PLC0415 - transformers takes seconds
+        from model_runner.modules.loading import load_config  # noqa: PLC0415 - transformers takes seconds
 
         config = load_config(folder)
         fix_long_rope(config, self.max_model_len)
@@ -114,7 +114,7 @@ class Platform(ABC):
         Raises:
             UnsupportedModelError: if the model is not supported.
         """
-        from model_runner.models.hf_loading import inspect_model  # noqa: PLC0415 - transformers takes seconds
+        from model_runner.modules.loading import inspect_model  # noqa: PLC0415 - transformers takes seconds
 
         shape = inspect_model(self.read_config(folder), keeps_latents=self.device.type == "cpu")
         if not self.takes_indexers and any(kv.value_dim == 0 for kv in shape.kv):
@@ -212,7 +212,7 @@ class Platform(ABC):
 
         No choice has more than `max_model_len` tokens. `recurrence` is for a model with recurrent layers.
         """
-        from model_runner.models.hf_target import HFTargetModel  # noqa: PLC0415 - transformers takes seconds
+        from model_runner.modules.target import HFTargetModel  # noqa: PLC0415 - transformers takes seconds
 
         return HFTargetModel(modules_of(model), attention, needs, recurrence=recurrence)
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from model_runner.batch import Batch, SampleRows
 from model_runner.contract import SamplingParams, ScheduledRequest
 from model_runner.draft_tree import NO_DRAFT, ROOT, DraftTree
+from model_runner.features import LAST, Feature
 from model_runner.kernels.row_sums import row_softmax, row_sums
-from model_runner.models.features import LAST, Feature
 from model_runner.sampling.logprobs import top
 from model_runner.sampling.rows import SamplingState
 from model_runner.sampling.sampler import Sampler, constrain

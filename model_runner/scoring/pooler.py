@@ -6,18 +6,27 @@ float64 and in a fixed order.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from model_runner.batch import IntArray, PooledRows
 from model_runner.contract import Failure, Pooling, SamplingParams
-from model_runner.models.features import LAST, Feature
-from model_runner.models.loading import ClassificationHead, FloatArray
+from model_runner.features import LAST, Feature
+from model_runner.refusal import UnsupportedModelError
 from model_runner.running_choice import RunningChoice
 from model_runner.scoring.transforms import RawStep
+from model_runner.spec.model_folder import CLASSIFIES, HEAD_NAMES, open_checkpoint
 from model_runner.speculative.verify import Verdict
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+FloatArray = npt.NDArray[np.float64]
 
 _FIXED_POINT = 2.0**28
 """Fixed-point units per 1.0. Hidden states are rounded to this before they are added."""
@@ -28,6 +37,33 @@ _ROWS = 256
 SHORTEST_NORM = 1e-12
 """Smallest norm to divide by, as in torch's `normalize`."""
 NOT_FINITE = Failure("the model's hidden states are not finite")
+
+
+class ClassificationHead:
+    """Scores of the classes, from the last token's hidden state."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        """Weight [classes, hidden], and bias [classes] or None."""
+        self._weight: FloatArray = weight.double().numpy()
+        self._bias: FloatArray = np.zeros(len(weight)) if bias is None else bias.double().numpy()
+
+    def __call__(self, hidden: FloatArray) -> FloatArray:
+        """Hidden state [hidden] -> scores [classes]."""
+        scores: FloatArray = (self._weight * hidden).cumsum(-1)[:, -1] + self._bias
+        return scores
+
+
+def load_classification_head(folder: Path, config: "PretrainedConfig") -> ClassificationHead | None:
+    """None for other kinds of models. Raises UnsupportedModelError if a classifier's checkpoint has no such head."""
+    if not str((config.architectures or [""])[0]).endswith(CLASSIFIES):
+        return None
+    checkpoint = open_checkpoint(folder)
+    names = () if checkpoint is None else checkpoint.shapes
+    weight, bias = (checkpoint.tensor(name) if checkpoint and name in names else None for name in HEAD_NAMES)
+    hidden = config.get_text_config().hidden_size
+    if weight is None or weight.dim() != 2 or weight.shape[1] != hidden:
+        raise UnsupportedModelError(f"{folder} is a classifier, but has no weight score.weight of [classes, {hidden}]")
+    return ClassificationHead(weight, bias)
 
 
 class Pooler:

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from model_runner.draft_tree import NO_DRAFT, DraftTree
-from model_runner.models.features import Feature
-from model_runner.models.target import TargetModel
+from model_runner.features import Feature
 from model_runner.speculative.draft_kv import DraftKV
 from model_runner.speculative.growing import FrontierNode, GrowthLimits, grow
 from model_runner.speculative.proposer import NewChoice, TargetStep, share_out
+from model_runner.target import TargetModel
 
 LIMITS = GrowthLimits(max_depth=5, branches=2, front=2)
 

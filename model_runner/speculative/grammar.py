@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from model_runner.draft_tree import NO_DRAFT, DraftTree, chain
-from model_runner.models.features import Feature
+from model_runner.features import Feature
 from model_runner.speculative.proposer import ChoiceStep, NewChoice, TargetStep
 
 if TYPE_CHECKING:

@@ -11,20 +11,20 @@ from torch import Tensor, nn
 from model_runner.attention.backend import AttentionBackend, AttentionOptions
 from model_runner.batch import Batch, IntArray
 from model_runner.draft_tree import NO_DRAFT, DraftTree
+from model_runner.features import LAST, Feature
+from model_runner.heads.base import Heads
+from model_runner.heads.hydra import HydraHeads, NativeHydra
+from model_runner.heads.layer import Attend, RecurrentHeads
+from model_runner.heads.medusa import MedusaHeads
 from model_runner.kernels.interface import CPU, CData
 from model_runner.kernels.library import embedding_struct
 from model_runner.kv_cache import KVShape
-from model_runner.models.features import LAST, Feature
-from model_runner.models.heads.base import Heads
-from model_runner.models.heads.hydra import HydraHeads, NativeHydra
-from model_runner.models.heads.layer import Attend, RecurrentHeads
-from model_runner.models.heads.medusa import MedusaHeads
-from model_runner.models.native_model import StoredEmbedding
-from model_runner.models.target import LoadedModel
+from model_runner.native.model import StoredEmbedding
 from model_runner.platforms.platform import Platform
 from model_runner.speculative.draft_kv import DraftKV, TargetBlocks
 from model_runner.speculative.growing import Extend, FrontierNode, GrowthLimits, grow, to_array
 from model_runner.speculative.proposer import ChoiceStep, Embed, NewChoice, Proposer, TargetStep
+from model_runner.target import LoadedModel
 
 
 @dataclass(frozen=True, slots=True)

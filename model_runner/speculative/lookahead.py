@@ -7,7 +7,7 @@ from torch import Tensor
 
 from model_runner.batch import SampleRows
 from model_runner.draft_tree import NO_DRAFT, ROOT, DraftTree
-from model_runner.models.features import Feature
+from model_runner.features import Feature
 from model_runner.speculative.proposer import ChoiceStep, NewChoice, TargetStep, share_out
 
 SIZE = 4

@@ -4,16 +4,16 @@ import logging
 from collections.abc import Collection
 
 from model_runner.contract import Speculation
+from model_runner.hub.repository import cache_folder
 from model_runner.kernels.background_build import suffix_library
 from model_runner.kernels.build import NoKernelsError
-from model_runner.models.repository import cache_folder
-from model_runner.models.target import TargetModel
 from model_runner.speculative.draft_kv import DraftKV, TargetBlocks
 from model_runner.speculative.draft_model import LIMITS, DraftModelProposer
 from model_runner.speculative.lookahead import LookaheadProposer
 from model_runner.speculative.prediction import PredictionProposer
 from model_runner.speculative.proposer import Proposer
 from model_runner.speculative.suffix import SuffixLibrary, SuffixProposer
+from model_runner.target import TargetModel
 
 logger = logging.getLogger("samewise.runner")
 

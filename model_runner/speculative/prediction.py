@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from model_runner.draft_tree import NO_DRAFT, DraftTree
-from model_runner.models.features import Feature
+from model_runner.features import Feature
 from model_runner.speculative.growing import grow_best_first
 from model_runner.speculative.proposer import NewChoice, TargetStep, share_out
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from model_runner.batch import SampleRows
 from model_runner.contract import SamplingParams, Speculation
 from model_runner.draft_tree import DraftTree
-from model_runner.models.features import Feature
+from model_runner.features import Feature
 from model_runner.rotary_positions import RotaryPositions
 from model_runner.sampling.noise import Stream, noise_key
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from model_runner.draft_tree import NO_DRAFT, DraftTree
+from model_runner.features import Feature
 from model_runner.kernels.interface import SUFFIX, CData, pointer
-from model_runner.models.features import Feature
 from model_runner.speculative.proposer import ChoiceStep, NewChoice, TargetStep, share_out
 
 DEPTH = 64

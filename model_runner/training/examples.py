@@ -15,7 +15,7 @@ from model_runner.batch import IntArray
 from model_runner.batch_maker import prompt_batch
 from model_runner.config import RunnerConfig
 from model_runner.contract import SamplingParams
-from model_runner.models.features import Feature
+from model_runner.features import Feature
 from model_runner.platforms.choose import choose_platform
 from model_runner.training.prompts import Prompt, held_out_prompts, training_prompts
 

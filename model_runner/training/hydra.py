@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from model_runner.models.features import LAST, Feature
-from model_runner.models.heads.hydra import HydraHeads, HydraShape
+from model_runner.features import LAST, Feature
+from model_runner.heads.hydra import HydraHeads, HydraShape
 from model_runner.training.objective import AnswerRows, Guess, Judge, ObjectiveByRow
 from model_runner.training.teacher import TargetWeights
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from model_runner.models.features import LAST
-from model_runner.models.heads.medusa import MedusaHeads, MedusaShape
+from model_runner.features import LAST
+from model_runner.heads.medusa import MedusaHeads, MedusaShape
 from model_runner.training.objective import AnswerRows, Guess, Judge, ObjectiveByRow
 from model_runner.training.teacher import TargetWeights
 

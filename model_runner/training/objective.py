@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from model_runner.models.features import Feature
-from model_runner.models.heads.base import Heads
+from model_runner.features import Feature
+from model_runner.heads.base import Heads
 from model_runner.training.examples import Example
 from model_runner.training.teacher import TargetWeights, Teacher
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import torch
 
-from model_runner.models.heads.base import Heads
-from model_runner.models.heads.eagle3 import Eagle3Heads
-from model_runner.models.heads.hydra import HydraHeads
-from model_runner.models.heads.medusa import MedusaHeads
+from model_runner.heads.base import Heads
+from model_runner.heads.eagle3 import Eagle3Heads
+from model_runner.heads.hydra import HydraHeads
+from model_runner.heads.medusa import MedusaHeads
 from model_runner.training.eagle3 import Eagle3Objective
 from model_runner.training.examples import Example
 from model_runner.training.hydra import HydraObjective

@@ -17,12 +17,12 @@ from rich.progress import Progress
 from torch import Tensor
 
 from model_runner.config import RunnerConfig
-from model_runner.models.features import LAST, Feature, require_layers
-from model_runner.models.heads.base import TargetShape
-from model_runner.models.heads.eagle3 import default_features
-from model_runner.models.heads.hydra import HydraHeads, hydra_features
-from model_runner.models.heads.loading import heads_checkpoint, load_heads, save_heads
-from model_runner.models.hf_loading import load_config
+from model_runner.features import LAST, Feature, require_layers
+from model_runner.heads.base import TargetShape
+from model_runner.heads.eagle3 import default_features
+from model_runner.heads.hydra import HydraHeads, hydra_features
+from model_runner.heads.loading import heads_checkpoint, load_heads, save_heads
+from model_runner.modules.loading import load_config
 from model_runner.platforms.choose import resolve_device
 from model_runner.training.eagle3 import Eagle3Objective, draft_layer_config, fresh_eagle3
 from model_runner.training.examples import (

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from transformers import AutoModelForCausalLM
 
-from model_runner.models.heads.base import TargetShape
-from model_runner.models.hf_loading import load_config, quiet
-from model_runner.models.loading import open_checkpoint
+from model_runner.heads.base import TargetShape
+from model_runner.modules.loading import load_config, quiet
+from model_runner.spec.model_folder import open_checkpoint
 from model_runner.training.examples import Example
 
 

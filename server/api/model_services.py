@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from model_runner.models.repository import ModelFolder
+from model_runner.hub.repository import ModelFolder
 from model_runner.runner_interface import RunnerInfo
 from server.api.body_worker import BodyWorker, WorkerPool
 from server.config import Settings

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from model_runner.models.repository import cache_folder
+from model_runner.hub.repository import cache_folder
 from model_runner.runner_interface import RunnerInfo
 from server import __version__
 from server.assembly import ModelOnEngine

@@ -27,9 +27,9 @@ def register(app: typer.Typer) -> None:
 
 def ls(*, json: Json = False) -> None:
     """List what this server keeps. Models of the hub are not among it: see `samewise list`."""
+    from model_runner.hub.own_cache import list_cache  # noqa: PLC0415
     from model_runner.hub.progress import size_text  # noqa: PLC0415
-    from model_runner.models.own_cache import list_cache  # noqa: PLC0415
-    from model_runner.models.repository import cache_folder  # noqa: PLC0415
+    from model_runner.hub.repository import cache_folder  # noqa: PLC0415
 
     entries = list_cache(cache_folder())
     if json:
@@ -41,9 +41,9 @@ def ls(*, json: Json = False) -> None:
 
 def rm(names: Names = None, *, kind: Kind = None, everything: All = False) -> None:
     """Remove entries by name, by kind, or all. Only learnt heads are lost: everything else is made again."""
+    from model_runner.hub.own_cache import KINDS, list_cache, remove_entries  # noqa: PLC0415
     from model_runner.hub.progress import size_text  # noqa: PLC0415
-    from model_runner.models.own_cache import KINDS, list_cache, remove_entries  # noqa: PLC0415
-    from model_runner.models.repository import cache_folder  # noqa: PLC0415
+    from model_runner.hub.repository import cache_folder  # noqa: PLC0415
 
     if [bool(names), kind is not None, everything].count(True) != 1:
         fail("give names of entries, --kind or --all", code=2)

@@ -83,7 +83,7 @@ def list_all(
         return
     from model_runner.hub.inventory import list_models  # noqa: PLC0415
     from model_runner.hub.progress import size_text  # noqa: PLC0415
-    from model_runner.models.repository import cache_folder  # noqa: PLC0415
+    from model_runner.hub.repository import cache_folder  # noqa: PLC0415
 
     models = list_models(cache_folder())
     served = None if config is None else _served_names(config)
@@ -107,7 +107,7 @@ def _served_names(config: Path) -> dict[Path, list[str]]:
     """The names in the API of the models that a file of settings serves, by their folders and GGUF files."""
     from model_runner.hub.access import HubAccess, ModelNotFoundError  # noqa: PLC0415
     from model_runner.hub.names import EMBEDDED_NAME  # noqa: PLC0415
-    from model_runner.models.repository import default_name, find_model  # noqa: PLC0415
+    from model_runner.hub.repository import default_name, find_model  # noqa: PLC0415
     from server.config import load_settings  # noqa: PLC0415
     from server.setting_errors import SettingsError  # noqa: PLC0415
 
@@ -166,7 +166,7 @@ def pull(models: Names, *, revision: Revision = None, hub_token: Token = None) -
     from rich.console import Console  # noqa: PLC0415
 
     from model_runner.hub.access import HubAccess, ModelNotFoundError  # noqa: PLC0415
-    from model_runner.models.repository import locate_model  # noqa: PLC0415
+    from model_runner.hub.repository import locate_model  # noqa: PLC0415
 
     for model in models:
         try:
@@ -186,10 +186,10 @@ def remove(models: Downloads, *, revision: Revision = None, yes: Yes = False) ->
     uses a model keeps it until it unloads it.
     """
     from model_runner.hub.access import ModelNotFoundError  # noqa: PLC0415
+    from model_runner.hub.own_cache import bytes_below  # noqa: PLC0415
     from model_runner.hub.progress import size_text  # noqa: PLC0415
     from model_runner.hub.removal import find_download  # noqa: PLC0415
-    from model_runner.models.own_cache import bytes_below  # noqa: PLC0415
-    from model_runner.models.repository import cache_folder, conversions_of  # noqa: PLC0415
+    from model_runner.hub.repository import cache_folder, conversions_of  # noqa: PLC0415
 
     for model in models:
         try:
@@ -228,7 +228,7 @@ def _describe(model: str, access: "HubAccess") -> "tuple[Description, Path | Non
     from model_runner.hub.access import ModelNotFoundError, is_offline  # noqa: PLC0415
     from model_runner.hub.description import describe  # noqa: PLC0415
     from model_runner.hub.names import StoreName, parse_name  # noqa: PLC0415
-    from model_runner.models.repository import find_model  # noqa: PLC0415
+    from model_runner.hub.repository import find_model  # noqa: PLC0415
 
     if (path := find_model(model, access)) is not None:
         return describe(path), path

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
     from rich.table import Table
 
-    from model_runner.models.features import Feature
+    from model_runner.features import Feature
     from model_runner.training.examples import AnswerQuestions
     from model_runner.training.pipeline import Accuracy
 
@@ -96,7 +96,7 @@ def train_heads(  # noqa: PLR0913  (one parameter for each flag)
     from rich.console import Console  # noqa: PLC0415
 
     from model_runner.hub.access import ModelNotFoundError  # noqa: PLC0415
-    from model_runner.models.repository import resolve_model  # noqa: PLC0415
+    from model_runner.hub.repository import resolve_model  # noqa: PLC0415
     from model_runner.training.loop import LoopOptions  # noqa: PLC0415  (brings torch)
     from model_runner.training.pipeline import TrainingOptions, train_heads  # noqa: PLC0415
 
@@ -161,7 +161,7 @@ def _progress_lines(console: "Console") -> "Iterator[Progress]":
 
 def _features(text: str) -> "tuple[Feature, ...]":
     """Raises ValueError."""
-    from model_runner.models.features import LAST, layer_input  # noqa: PLC0415
+    from model_runner.features import LAST, layer_input  # noqa: PLC0415
 
     names = text.replace(" ", "").split(",")
     layers = [LAST if name == LAST else whole_number(name) for name in names]

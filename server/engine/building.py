@@ -66,7 +66,7 @@ def load(config: EngineConfig) -> LoadedEngine:
     """Load an engine. Raises ValueError or OSError, with a message for the user, if the model cannot be served."""
     start = time.perf_counter()
     with without_collecting():
-        from model_runner.models.repository import cache_folder  # noqa: PLC0415
+        from model_runner.hub.repository import cache_folder  # noqa: PLC0415
 
         build_early(cache_folder(), config.runner.device)
         load_runner = _loader(config.runner)

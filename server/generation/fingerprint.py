@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from model_runner.hub.choice import Wanted, choose_small, choose_weights
-from model_runner.models.repository import cache_folder, hash_file
+from model_runner.hub.repository import cache_folder, hash_file
 from model_runner.runner_interface import RunnerInfo
 from model_runner.weights.safetensors_head import INDEX
 from server import __version__

@@ -28,10 +28,10 @@ from model_runner.attention.backend import AttentionOptions
 from model_runner.config import RunnerConfig
 from model_runner.contract import ChoiceResult, Failure, StepResult
 from model_runner.kv_cache import KVCache, KVShape
-from model_runner.models.hf_loading import inspect_model
-from model_runner.models.loading import ModelShape
+from model_runner.modules.loading import inspect_model
 from model_runner.platforms.cpu import CpuPlatform
 from model_runner.runner import ModelRunner
+from model_runner.spec.model_shape import ModelShape
 from server.text.tokenizer import Tokenizer
 from tests.model_runner.oracles.attention import ReferenceAttention
 from tests.model_runner.triton.recorded_graphs import RecordedGraphs

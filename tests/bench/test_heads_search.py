@@ -8,9 +8,9 @@ import torch
 from bench import draft_worth
 from bench.draft_worth import NoisyJudge, worth
 from bench.heads_search import Variant
-from model_runner.models.features import LAST
-from model_runner.models.heads.base import TargetShape
-from model_runner.models.heads.hydra import HydraHeads, HydraShape
+from model_runner.features import LAST
+from model_runner.heads.base import TargetShape
+from model_runner.heads.hydra import HydraHeads, HydraShape
 from model_runner.training.objective import RANKS
 from model_runner.training.teacher import TargetWeights
 

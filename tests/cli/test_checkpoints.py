@@ -8,7 +8,7 @@ from rich.console import Console
 
 from model_runner.config import RunnerConfig
 from model_runner.hub.access import HubAccess, ModelNotFoundError
-from model_runner.models.repository import ModelFolder
+from model_runner.hub.repository import ModelFolder
 from server.assembly import Checkpoints, engine_config, find_checkpoints, warn_if_unused
 from server.cli.announcement import describe_speculation
 from server.config import Settings

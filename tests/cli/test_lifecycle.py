@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from model_runner.models.repository import hash_file
+from model_runner.hub.repository import hash_file
 from server.assembly import StartError
 from server.cli import lifecycle
 from server.config import Settings

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from model_runner.hub import transfer
-from model_runner.models import repository
+from model_runner.hub import repository, transfer
 from server.cli import models
 from server.cli.main import app
 from tests.model_runner.hub.fake_hub import COMMIT, OTHER_COMMIT, FakeHub, running

@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from model_runner.config import RunnerConfig
-from model_runner.models.heads.base import TargetShape
-from model_runner.models.heads.loading import load_heads
-from model_runner.models.hf_loading import load_config
+from model_runner.heads.base import TargetShape
+from model_runner.heads.loading import load_heads
+from model_runner.modules.loading import load_config
 from model_runner.training.examples import OPENING, AnsweredPrompt, opening_questions
 from model_runner.training.prompts import Prompt
 from server.cli.main import app

@@ -13,9 +13,9 @@ import pytest
 from rich.console import Console
 
 from model_runner.hub.access import ModelNotFoundError
+from model_runner.hub.repository import resolve_model
 from model_runner.kernels.build import build_suffix
 from model_runner.learning.link import COMMAND
-from model_runner.models.repository import resolve_model
 from server.api.body_worker import LARGE_BYTES, BodyWorker, WorkerPool
 from server.config import Settings
 from server.engine.process import ProcessLink

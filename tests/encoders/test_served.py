@@ -16,7 +16,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from bench.random_encoders import TEXTS, add_modules, dense, pooling, save_encoder
-from model_runner.models.repository import ModelFolder
+from model_runner.hub.repository import ModelFolder
 from server.api.body_worker import WorkerPool
 from server.api.model_services import ModelParts
 from server.app import create_app

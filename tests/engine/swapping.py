@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 
 from model_runner.config import RunnerConfig
+from model_runner.heads.base import Heads, TargetShape
+from model_runner.heads.loading import load_heads
 from model_runner.learning.link import Begin, LearnerReport, Piece
-from model_runner.models.heads.base import Heads, TargetShape
-from model_runner.models.heads.loading import load_heads
-from model_runner.models.hf_loading import load_config
+from model_runner.modules.loading import load_config
 from model_runner.platforms.choose import choose_platform
 from model_runner.runner import ModelRunner
 from model_runner.speculative.heads import method_of

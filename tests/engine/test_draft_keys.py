@@ -11,9 +11,9 @@ import torch
 from model_runner.batch import Batch
 from model_runner.config import RunnerConfig
 from model_runner.contract import SamplingParams, Speculation
-from model_runner.models.target import TargetModel
 from model_runner.runner import ModelRunner
 from model_runner.speculative.draft_model import DraftModelProposer
+from model_runner.target import TargetModel
 from scheduler.engine import Engine
 from scheduler.interface import EngineRequest
 from tests.engine.conftest import SMALL_VOCAB, Harness

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from model_runner.config import RunnerConfig
 from model_runner.contract import SamplingParams, Speculation
-from model_runner.models.repository import resolve_model
+from model_runner.hub.repository import resolve_model
 from model_runner.runner import ModelRunner
 from model_runner.training.prompts import held_out_prompts
 from scheduler.interface import EngineRequest

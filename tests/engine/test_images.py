@@ -23,8 +23,8 @@ from model_runner.images.layouts import SEVERAL, read_layout
 from model_runner.images.tiles import compute_one_by_one
 from model_runner.images.tower import Tower
 from model_runner.kernels.library import Kernels
-from model_runner.models.hf_loading import load_config
-from model_runner.models.native_packer import NativePacker
+from model_runner.modules.loading import load_config
+from model_runner.native.packer import NativePacker
 from model_runner.runner import ModelRunner
 from scheduler.engine import Engine
 from scheduler.interface import BeamSearch, ChoiceState, EngineRequest

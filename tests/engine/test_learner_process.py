@@ -15,12 +15,12 @@ import torch
 
 from model_runner.config import RunnerConfig
 from model_runner.contract import SamplingParams, Speculation
+from model_runner.heads.base import Heads, TargetShape
+from model_runner.heads.loading import load_heads
 from model_runner.learning import wiring
 from model_runner.learning.link import Begin, ProcessLink
 from model_runner.learning.store import fingerprint, pack_learnt
-from model_runner.models.heads.base import Heads, TargetShape
-from model_runner.models.heads.loading import load_heads
-from model_runner.models.hf_loading import load_config
+from model_runner.modules.loading import load_config
 from model_runner.processes import Backoff
 from model_runner.runner import ModelRunner
 from scheduler.interface import EngineRequest

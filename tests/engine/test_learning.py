@@ -10,12 +10,12 @@ import torch
 
 from model_runner.config import RunnerConfig
 from model_runner.contract import SamplingParams, Speculation
+from model_runner.heads.base import Heads, TargetShape
+from model_runner.heads.loading import load_heads
 from model_runner.learning.link import Begin, Piece
 from model_runner.learning.store import pack_learnt
 from model_runner.model_needs import DoesNotFitError
-from model_runner.models.heads.base import Heads, TargetShape
-from model_runner.models.heads.loading import load_heads
-from model_runner.models.hf_loading import load_config
+from model_runner.modules.loading import load_config
 from model_runner.runner import ModelRunner
 from model_runner.training.examples import TargetForTraining
 from scheduler.interface import EngineRequest

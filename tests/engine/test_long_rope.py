@@ -9,10 +9,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from model_runner.config import Quantization, RunnerConfig
-from model_runner.models.hf_loading import inspect_model
-from model_runner.models.rotary import fix_long_rope
+from model_runner.modules.loading import inspect_model
 from model_runner.refusal import UnsupportedModelError
 from model_runner.runner import ModelRunner
+from model_runner.spec.rotary import fix_long_rope
 from scheduler.interface import EngineRequest
 from tests.conftest import tiny_config
 from tests.engine.conftest import GREEDY, Harness

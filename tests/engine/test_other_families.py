@@ -26,10 +26,10 @@ from transformers import (
 from model_runner.config import Quantization, RunnerConfig
 from model_runner.kernels.library import Kernels
 from model_runner.kv_cache import KVShape
-from model_runner.models.hf_loading import inspect_model, load_config, load_model
-from model_runner.models.native_modules import prepare
-from model_runner.models.native_packer import NativePacker
-from model_runner.models.packed import PackedWeight
+from model_runner.modules.loading import inspect_model, load_config, load_model
+from model_runner.modules.packing import prepare
+from model_runner.native.packed import PackedWeight
+from model_runner.native.packer import NativePacker
 from model_runner.runner import ModelRunner
 from scheduler.interface import EngineRequest
 from tests.engine.conftest import GREEDY, Harness

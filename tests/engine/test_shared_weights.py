@@ -10,10 +10,10 @@ import torch
 from model_runner.config import Quantization, RunnerConfig
 from model_runner.contract import Contrastive, DoLa, SamplingParams, Speculation
 from model_runner.kv_cache import KVCaches
-from model_runner.models.loading import ModelShape
-from model_runner.models.native_model import NativeTargetModel
+from model_runner.native.model import NativeTargetModel
 from model_runner.platforms.cpu import CpuPlatform
 from model_runner.runner import ModelRunner
+from model_runner.spec.model_shape import ModelShape
 from scheduler.interface import EngineRequest
 from tests.engine.conftest import SMALL_VOCAB, Answer, Harness
 

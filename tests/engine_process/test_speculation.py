@@ -8,7 +8,7 @@ import pytest
 
 from model_runner.config import RunnerConfig
 from model_runner.contract import SamplingParams, Speculation
-from model_runner.models.repository import ModelFolder
+from model_runner.hub.repository import ModelFolder
 from scheduler.interface import EngineRequest
 from server.api.body_worker import WorkerPool
 from server.api.model_services import ModelParts

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model_runner.models.layer_family import ClampedGate
-from model_runner.models.layer_spec import ExpertsSpec, LayerSpec
+from model_runner.spec.layer_family import ClampedGate
+from model_runner.spec.layer_spec import ExpertsSpec, LayerSpec
 from model_runner.weights.matrix import DenseMatrix, Linear
 
 

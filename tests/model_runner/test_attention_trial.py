@@ -15,8 +15,8 @@ from model_runner.batch import Batch
 from model_runner.config import RunnerConfig
 from model_runner.kernels.library import Kernels
 from model_runner.kv_cache import KVCache, KVShape
-from model_runner.models.loading import UnsupportedModelError
 from model_runner.platforms.cpu import CpuPlatform
+from model_runner.refusal import UnsupportedModelError
 from model_runner.runner import ModelRunner
 from tests.model_runner.oracles.attention import ReferenceAttention
 

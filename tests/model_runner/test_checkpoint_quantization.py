@@ -13,10 +13,10 @@ from transformers import AutoModelForCausalLM
 
 from model_runner.config import Quantization, RunnerConfig
 from model_runner.contract import SamplingParams
-from model_runner.models.hf_loading import inspect_model, load_config
-from model_runner.models.loading import open_checkpoint
+from model_runner.modules.loading import inspect_model, load_config
 from model_runner.refusal import UnsupportedModelError
 from model_runner.runner import ModelRunner
+from model_runner.spec.model_folder import open_checkpoint
 from model_runner.weights import checkpoint_quantization
 from model_runner.weights.checkpoint_quantization import as_served, is_quantized, native_reader
 from scheduler.engine import Engine

@@ -4,7 +4,7 @@ import hashlib
 import os
 from pathlib import Path
 
-from model_runner.models.repository import hash_file
+from model_runner.hub.repository import hash_file
 
 LARGE = bytes(1 << 20)
 

@@ -13,8 +13,8 @@ from transformers.models.auto import modeling_auto
 
 from model_runner.config import RunnerConfig
 from model_runner.gguf.header import read_gguf
-from model_runner.models.hf_loading import load_config, load_model
-from model_runner.models.repository import ModelNotFoundError, resolve_model
+from model_runner.hub.repository import ModelNotFoundError, resolve_model
+from model_runner.modules.loading import load_config, load_model
 from model_runner.refusal import UnsupportedModelError, other_task
 from model_runner.runner import ModelRunner
 from model_runner.weights.damage import find_damage

@@ -11,10 +11,10 @@ from transformers import AutoModelForCausalLM, GPT2Config
 
 from model_runner.batch_maker import prompt_batch
 from model_runner.config import Quantization, RunnerConfig
-from model_runner.models.early_exit import EarlyExit, HFEarlyExit, find_early_exit
-from model_runner.models.features import LAST, Feature, FeatureTap, layer_input
-from model_runner.models.target import TargetModel
+from model_runner.features import LAST, Feature, FeatureTap, layer_input
 from model_runner.platforms.choose import choose_platform
+from model_runner.scoring.early_exit import EarlyExit, HFEarlyExit, find_early_exit
+from model_runner.target import TargetModel
 
 FAMILIES = ["llama", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe", "gemma2", "gemma3"]
 TOKENS = [1, 17, 203, 5, 88]

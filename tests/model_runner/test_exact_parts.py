@@ -16,9 +16,9 @@ from transformers.models.muse_spark.modeling_muse_spark import MuseSparkExperts
 from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHExperts
 
 from model_runner.config import RunnerConfig
-from model_runner.models.activations import ExactActivation, ExactFunctions, replace_activations
-from model_runner.models.experts import ExpertWeights, PackedExperts, pack_experts, packed_experts
-from model_runner.models.packed import (
+from model_runner.modules.activations import ExactActivation, ExactFunctions, replace_activations
+from model_runner.modules.experts import ExpertWeights, PackedExperts, pack_experts, packed_experts
+from model_runner.native.packed import (
     ExactnessError,
     OneDNNPacker,
     PackedWeight,

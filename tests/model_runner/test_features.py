@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from model_runner.config import RunnerConfig
-from model_runner.models.features import LAST, FeatureTap, layer_input
+from model_runner.features import LAST, FeatureTap, layer_input
 from model_runner.refusal import UnsupportedModelError
 from model_runner.training.examples import TargetForTraining
 

@@ -23,13 +23,13 @@ from model_runner.gguf.checkpoint import GgufCheckpoint
 from model_runner.gguf.header import IncompleteHeadError, parse_head, read_gguf
 from model_runner.gguf.tokenizer import end_tokens, read_vocabulary, split_text
 from model_runner.hub.access import ModelNotFoundError
+from model_runner.hub.conversion import convert_gguf
 from model_runner.hub.description import describe
-from model_runner.models.conversion import convert_gguf
-from model_runner.models.hf_loading import load_config, load_model
-from model_runner.models.known_config import read_known_config
-from model_runner.models.model_spec import read_model_spec
-from model_runner.models.repository import local_path
+from model_runner.hub.repository import local_path
+from model_runner.modules.loading import load_config, load_model
 from model_runner.refusal import UnsupportedModelError
+from model_runner.spec.known_config import read_known_config
+from model_runner.spec.model_spec import read_model_spec
 from tests.model_runner.gguf_families import FAMILIES, WITH_IMAGES, make_config, stir
 from tests.model_runner.gguf_files import Contents, architecture_name, contents_of, vocabulary
 
@@ -268,7 +268,7 @@ def test_half_precision_is_kept(write: Callable[..., Path]) -> None:
 def test_transformers_is_not_needed(write: Callable[..., Path], tmp_path: Path) -> None:
     """It takes seconds to import."""
     code = (
-        "import sys; from pathlib import Path; from model_runner.models.conversion import convert_gguf; "
+        "import sys; from pathlib import Path; from model_runner.hub.conversion import convert_gguf; "
         f"convert_gguf(Path({str(write())!r}), Path({str(tmp_path / 'converted')!r})); "
         "assert not {'torch', 'transformers'} & sys.modules.keys()"
     )

@@ -11,9 +11,9 @@ from transformers import AutoModelForCausalLM, GptOssConfig
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from model_runner.config import RunnerConfig
-from model_runner.models.loading import open_checkpoint
-from model_runner.models.native_model import NativeModel
+from model_runner.native.model import NativeModel
 from model_runner.platforms.cpu import CpuPlatform
+from model_runner.spec.model_folder import open_checkpoint
 from model_runner.weights.checkpoint import TensorCheckpoint
 from model_runner.weights.interleaved_experts import as_modules, deinterleave_experts
 from tests.model_runner.test_stored_blocks import TOKENS, logits_of, whole

@@ -13,11 +13,11 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from model_runner.models.families import FAMILIES, Family
-from model_runner.models.known_config import MissingEntryError, read_known_config
-from model_runner.models.layer_family import head_dim
-from model_runner.models.loading import open_checkpoint
-from model_runner.models.model_spec import read_model_spec
+from model_runner.spec.families import FAMILIES, Family
+from model_runner.spec.known_config import MissingEntryError, read_known_config
+from model_runner.spec.layer_family import head_dim
+from model_runner.spec.model_folder import open_checkpoint
+from model_runner.spec.model_spec import read_model_spec
 from model_runner.weights.checkpoint import Checkpoint, TensorCheckpoint
 from model_runner.weights.interleaved_experts import deinterleave_experts
 from tests.model_runner.decoder_models import CASES, HYBRIDS, tiny_model

@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from model_runner.models.families import FAMILIES
-from model_runner.models.layer_spec import LayerSpec
-from model_runner.models.model_spec import read_model_spec
+from model_runner.spec.families import FAMILIES
+from model_runner.spec.layer_spec import LayerSpec
+from model_runner.spec.model_spec import read_model_spec
 from model_runner.weights.checkpoint import TensorCheckpoint
 from model_runner.weights.interleaved_experts import deinterleave_experts
 from tests.model_runner.decoder_models import CASES, HYBRIDS, layer_runs, tiny_model

@@ -14,16 +14,14 @@ from transformers import BertConfig, GPT2Config, LlamaConfig, PretrainedConfig, 
 from model_runner.assemble import assemble
 from model_runner.config import Quantization, Rows, RunnerConfig, Sizes
 from model_runner.contract import BlockCopy
+from model_runner.heads.hydra import HydraHeads, HydraShape
 from model_runner.kernels.build import NoKernelsError
 from model_runner.kernels.library import Kernels, NativeWeight, WeightKind
 from model_runner.kv_cache import KVCache, KVShape
 from model_runner.model_needs import DoesNotFitError
-from model_runner.models.heads.hydra import HydraHeads, HydraShape
-from model_runner.models.hf_loading import inspect_model, load_config
-from model_runner.models.loading import ModelShape, open_checkpoint
-from model_runner.models.model_spec import read_model_spec
-from model_runner.models.native_model import NativeModel
-from model_runner.models.native_packer import NativePacker
+from model_runner.modules.loading import inspect_model, load_config
+from model_runner.native.model import NativeModel
+from model_runner.native.packer import NativePacker
 from model_runner.platforms.choose import choose_platform, resolve_device
 from model_runner.platforms.cpu import CpuPlatform, resolve_quantization, resolve_rows
 from model_runner.platforms.memory import (
@@ -37,6 +35,9 @@ from model_runner.platforms.memory import (
 from model_runner.processes import free_memory
 from model_runner.refusal import UnsupportedModelError
 from model_runner.runner import ModelRunner
+from model_runner.spec.model_folder import open_checkpoint
+from model_runner.spec.model_shape import ModelShape
+from model_runner.spec.model_spec import read_model_spec
 from tests.conftest import tiny_config
 from tests.engine import tiny_heads
 
@@ -83,7 +84,7 @@ def test_inspection_refuses_what_cannot_run(config: PretrainedConfig, reason: st
 def test_weights_used_in_another_way_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers import AutoModelForCausalLM  # noqa: PLC0415
 
-    monkeypatch.setattr("model_runner.models.text_model.make_linear", lambda model: None)
+    monkeypatch.setattr("model_runner.modules.text_model.make_linear", lambda model: None)
     config = GPT2Config(n_layer=1, n_embd=32, n_head=2, vocab_size=64, n_positions=64)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModelError, match="not supported"):

@@ -14,14 +14,14 @@ from bench.tiny_models import VOCAB_SIZE, auto_class, tiny_config, write_tiny_mo
 from model_runner.attention.backend import AttentionBackend, AttentionOptions
 from model_runner.batch import Batch, StateTables
 from model_runner.kv_cache import KVCache
-from model_runner.models.experts import EXPERTS_NAME, register_experts
-from model_runner.models.hf_attention import ModelCall
-from model_runner.models.hf_loading import inspect_model, load_config, load_model
-from model_runner.models.hf_target import HFTargetModel
-from model_runner.models.loading import ModelShape
-from model_runner.models.mixers import MIXERS, hook_mixers
-from model_runner.models.native_modules import prepare
+from model_runner.modules.attention import ModelCall
+from model_runner.modules.experts import EXPERTS_NAME, register_experts
+from model_runner.modules.loading import inspect_model, load_config, load_model
+from model_runner.modules.mixers import MIXERS, hook_mixers
+from model_runner.modules.packing import prepare
+from model_runner.modules.target import HFTargetModel
 from model_runner.recurrence.backend import ConvShape, RecurrentShape, ScanShape, StateCache
+from model_runner.spec.model_shape import ModelShape
 from tests.model_runner.batches import Chunk, make_batch
 from tests.model_runner.oracles.attention import ReferenceAttention
 from tests.model_runner.oracles.recurrence import ReferenceRecurrence

@@ -12,12 +12,12 @@ from bench.tiny_models import write_tiny_model
 from model_runner.batch import Batch
 from model_runner.config import RunnerConfig
 from model_runner.mixing_probe import ProbedCache, mixes_tokens
-from model_runner.models import hf_attention
-from model_runner.models.target import LoadedModel, TargetModel
+from model_runner.modules import attention as hf_attention
 from model_runner.platforms.cpu import CpuPlatform
 from model_runner.refusal import UnsupportedModelError
 from model_runner.runner import ModelRunner
 from model_runner.state import RunnerState
+from model_runner.target import LoadedModel, TargetModel
 
 CACHE = ProbedCache(num_blocks=8, block_size=32, max_model_len=256)
 VOCAB = 50

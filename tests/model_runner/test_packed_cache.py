@@ -14,15 +14,15 @@ from safetensors import safe_open
 from torch import Tensor
 
 from model_runner.config import Quantization, RunnerConfig
+from model_runner.hub.own_cache import list_cache
+from model_runner.hub.repository import cache_folder
 from model_runner.kernels.library import Kernels
-from model_runner.models import packed_cache
-from model_runner.models.model_spec import ModelSpec
-from model_runner.models.native_model import NativeModel
-from model_runner.models.native_packer import NativePacker
-from model_runner.models.own_cache import list_cache
-from model_runner.models.packed_cache import Listing, cached
-from model_runner.models.repository import cache_folder
+from model_runner.native import packed_cache
+from model_runner.native.model import NativeModel
+from model_runner.native.packed_cache import Listing, cached
+from model_runner.native.packer import NativePacker
 from model_runner.platforms.cpu import CpuPlatform
+from model_runner.spec.model_spec import ModelSpec
 from tests.model_runner.batches import Chunk, make_batch
 
 TOKENS = torch.randint(3, 200, (40,), generator=torch.Generator().manual_seed(1)).tolist()

@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from model_runner.config import RunnerConfig
-from model_runner.models.hf_loading import load_config, load_model
+from model_runner.modules.loading import load_config, load_model
 from model_runner.refusal import UnsupportedModelError
 from model_runner.runner import ModelRunner
 from scheduler.interface import EngineRequest

@@ -17,9 +17,9 @@ from rich.console import Console
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
+from model_runner.hub import repository
 from model_runner.hub.access import HubAccess, ModelNotFoundError
-from model_runner.models import repository
-from model_runner.models.repository import EMBEDDED_NAME, embedded_file, resolve_heads, resolve_model
+from model_runner.hub.repository import EMBEDDED_NAME, embedded_file, resolve_heads, resolve_model
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_a_folder_is_used_as_it_is(
 def test_a_folder_without_tokenizer_json_gets_one(
     tiny_model: Callable[[str], Path], tmp_path: Path, console: Console
 ) -> None:
-    from model_runner.models.conversion import convert_tokenizer  # noqa: PLC0415
+    from model_runner.hub.conversion import convert_tokenizer  # noqa: PLC0415
 
     folder = tmp_path / "slow"
     folder.mkdir()
@@ -135,7 +135,7 @@ def test_nothing_is_converted_for_a_parent_that_is_gone(
 ) -> None:
     target = tmp_path / "target"
     arguments = [str(os.getpid() if waiting else 1), str(tiny_model("llama")), str(target)]
-    subprocess.run([sys.executable, "-m", "model_runner.models.conversion", *arguments], check=True)
+    subprocess.run([sys.executable, "-m", "model_runner.hub.conversion", *arguments], check=True)
     assert target.exists() == waiting
 
 

@@ -10,8 +10,8 @@ from model_runner.assemble import RunnerParts
 from model_runner.attention.backend import AttentionOptions
 from model_runner.batch import Batch
 from model_runner.contract import AdmittedRequest, BlockCopy, SamplingParams, ScheduledRequest, StepPlan, StepResult
+from model_runner.features import LAST, Feature
 from model_runner.kv_cache import KVCache, KVShape
-from model_runner.models.features import LAST, Feature
 from model_runner.runner import ModelRunner
 from model_runner.runner_interface import RunnerInfo
 from model_runner.sampling.early_sampling import NO_EARLY_TOKENS, EarlySamplingPlan, EarlyTokens

@@ -10,11 +10,11 @@ from transformers import AutoModelForCausalLM
 from model_runner.batch import Batch
 from model_runner.config import RunnerConfig
 from model_runner.gguf.checkpoint import GgufCheckpoint
+from model_runner.hub.conversion import convert_gguf
 from model_runner.kernels.library import Kernels, NativeWeight
-from model_runner.models import native_packer
-from model_runner.models.conversion import convert_gguf
-from model_runner.models.hf_loading import load_config
-from model_runner.models.native_model import NativeModel
+from model_runner.modules.loading import load_config
+from model_runner.native import packer as native_packer
+from model_runner.native.model import NativeModel
 from model_runner.platforms.cpu import CpuPlatform
 from model_runner.weights.interleaved_experts import as_modules
 from tests.model_runner.batches import Chunk, make_batch

@@ -20,13 +20,13 @@ from transformers import (
 
 from bench.tiny_models import tiny_config, write_tiny_model
 from model_runner.config import RunnerConfig
-from model_runner.models.hf_attention import ModelCall
-from model_runner.models.hf_loading import inspect_model, load_config, load_model
-from model_runner.models.looped_experts import restore_common_form
-from model_runner.models.target import modules_of
-from model_runner.models.text_model import watch_calls
+from model_runner.modules.attention import ModelCall
+from model_runner.modules.loading import inspect_model, load_config, load_model
+from model_runner.modules.looped_experts import restore_common_form
+from model_runner.modules.text_model import watch_calls
 from model_runner.platforms.cpu import CpuPlatform
 from model_runner.refusal import UnsupportedModelError
+from model_runner.target import modules_of
 
 SIZES = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 

@@ -13,8 +13,8 @@ import pytest
 import regex
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from model_runner.models.conversion import convert_tokenizer
-from model_runner.models.tokenizer_files import MadeTokenizer, read_tokenizer
+from model_runner.hub.conversion import convert_tokenizer
+from model_runner.hub.tokenizer_files import MadeTokenizer, read_tokenizer
 from model_runner.refusal import UnsupportedModelError
 from model_runner.vocabulary import SPACE, byte_characters
 
@@ -208,10 +208,10 @@ def test_a_damaged_model_is_named(change: Callable[[bytes], bytes], reason: str,
 def test_other_algorithms_are_left_to_transformers(make: Callable[..., Any], tmp_path: Path) -> None:
     pytest.importorskip("google.protobuf")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("model_runner.models.tokenizer_files._is_installed", lambda module: module != "sentencepiece")
+        patch.setattr("model_runner.hub.tokenizer_files._is_installed", lambda module: module != "sentencepiece")
         with pytest.raises(UnsupportedModelError, match=r"sentencepiece to read it; run `pip install sentencepiece`$"):
             make(trainer={3: 1})
-        patch.setattr("model_runner.models.tokenizer_files._is_installed", lambda module: True)
+        patch.setattr("model_runner.hub.tokenizer_files._is_installed", lambda module: True)
         assert read_tokenizer(tmp_path) is None
 
 

@@ -9,9 +9,9 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from bench.tiny_models import VOCAB_SIZE, auto_class, write_tiny_model
-from model_runner.models.families import WRAPPERS, find_family
-from model_runner.models.loading import open_checkpoint
-from model_runner.models.model_spec import ModelSpec, read_model_spec
+from model_runner.spec.families import WRAPPERS, find_family
+from model_runner.spec.model_folder import open_checkpoint
+from model_runner.spec.model_spec import ModelSpec, read_model_spec
 from model_runner.weights.checkpoint import TensorCheckpoint
 from model_runner.weights.interleaved_experts import deinterleave_experts
 

@@ -9,7 +9,7 @@ import pytest
 from fastapi import FastAPI
 from openai import OpenAI
 
-from model_runner.models.repository import ModelFolder
+from model_runner.hub.repository import ModelFolder
 from server.api.body_worker import WorkerPool
 from server.api.dialect import Dialect
 from server.api.dialects import DIALECTS

@@ -12,8 +12,8 @@ from rich.console import Console
 from model_runner.config import RunnerConfig
 from model_runner.hub.access import ModelNotFoundError
 from model_runner.hub.description import describe
-from model_runner.models.repository import resolve_model
-from model_runner.models.tokenizer_files import read_tokenizer
+from model_runner.hub.repository import resolve_model
+from model_runner.hub.tokenizer_files import read_tokenizer
 from model_runner.planning import plan_model
 from model_runner.refusal import UnsupportedModelError
 from server.assembly import StartError

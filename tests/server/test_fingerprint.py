@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from fastapi import FastAPI
 
-from model_runner.models.repository import ModelFolder, hash_file
+from model_runner.hub.repository import ModelFolder, hash_file
 from model_runner.runner_interface import RunnerInfo
 from server.config import Settings
 from server.generation import fingerprint

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from model_runner.models.repository import ModelFolder
+from model_runner.hub.repository import ModelFolder
 from server.api import body_worker
 from server.api.body_worker import WorkerPool
 from server.api.model_services import ModelParts

@@ -9,7 +9,7 @@ import pytest
 from fastapi import FastAPI
 
 from model_runner.contract import Contrastive, DoLa, SamplingParams
-from model_runner.models.repository import ModelFolder
+from model_runner.hub.repository import ModelFolder
 from tests.server.fake_engine import FakeEngine
 from tests.server.helpers import CHAT, COMPLETIONS, chat, client_of, completion, events_of, refused, requested
 from tests.server.tiny_model import write_folder

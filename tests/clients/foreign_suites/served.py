@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from model_runner.models.repository import resolve_model
+from model_runner.hub.repository import resolve_model
 
 START_LIMIT_S = 240.0
 

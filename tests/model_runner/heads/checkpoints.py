@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from model_runner.models.heads.base import TargetShape
+from model_runner.heads.base import TargetShape
 
 HIDDEN, VOCAB, LAYERS = 16, 40, 8
 HEADS, KV_HEADS, DIM, INTERMEDIATE = 4, 2, 8, 24

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from model_runner.models.heads.base import HeadsError
-from model_runner.models.heads.checkpoint import HeadsCheckpoint
-from model_runner.models.heads.hydra import HydraHeads, HydraShape, hydra_checkpoint
-from model_runner.models.heads.loading import load_heads, save_heads
-from model_runner.models.heads.medusa import MedusaHeads, MedusaShape, medusa_checkpoint
+from model_runner.heads.base import HeadsError
+from model_runner.heads.checkpoint import HeadsCheckpoint
+from model_runner.heads.hydra import HydraHeads, HydraShape, hydra_checkpoint
+from model_runner.heads.loading import load_heads, save_heads
+from model_runner.heads.medusa import MedusaHeads, MedusaShape, medusa_checkpoint
 from tests.model_runner.heads.checkpoints import HIDDEN, TARGET, VOCAB, write
 
 IDS = torch.tensor([2, 3, 9, 30])

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_runner.models.heads.base import HeadsError
-from model_runner.models.heads.eagle3 import Eagle3Heads
-from model_runner.models.heads.loading import load_heads
+from model_runner.heads.base import HeadsError
+from model_runner.heads.eagle3 import Eagle3Heads
+from model_runner.heads.loading import load_heads
 from tests.model_runner.heads.checkpoints import (
     DIM,
     HEADS,

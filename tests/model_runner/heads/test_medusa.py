@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from model_runner.models.features import LAST
-from model_runner.models.heads.base import HeadsError
-from model_runner.models.heads.loading import load_heads
+from model_runner.features import LAST
+from model_runner.heads.base import HeadsError
+from model_runner.heads.loading import load_heads
 from tests.model_runner.heads.checkpoints import HIDDEN, TARGET, VOCAB, Tensors, random_tensors, silu, write
 
 DEPTH = 3

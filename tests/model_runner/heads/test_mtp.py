@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from model_runner.features import LAST
+from model_runner.heads.base import HeadsError, TargetShape
+from model_runner.heads.loading import load_heads
+from model_runner.heads.mtp import MTPHeads
 from model_runner.kv_cache import KVShape
-from model_runner.models.features import LAST
-from model_runner.models.heads.base import HeadsError, TargetShape
-from model_runner.models.heads.loading import load_heads
-from model_runner.models.heads.mtp import MTPHeads
 from tests.model_runner.heads.checkpoints import Tensors, write
 from tests.model_runner.heads.mtp_modules import LAYERS, NextN, Qwen, one_by_one
 

@@ -17,8 +17,8 @@ from model_runner.hub import download, limits
 from model_runner.hub.access import HubAccess, ModelNotFoundError
 from model_runner.hub.fetch import fetch_model
 from model_runner.hub.names import HubName
+from model_runner.hub.repository import hash_file, locate_model, resolve_heads, resolve_model
 from model_runner.hub.store import RepoCache
-from model_runner.models.repository import hash_file, locate_model, resolve_heads, resolve_model
 from tests.model_runner.hub.fake_hub import COMMIT, OTHER_COMMIT, FakeHub
 from tests.model_runner.hub.weights import gguf_bytes, safetensors_bytes
 

@@ -10,8 +10,8 @@ from model_runner.hub.access import HubAccess, ModelNotFoundError
 from model_runner.hub.inventory import list_models
 from model_runner.hub.names import StoreName
 from model_runner.hub.other_stores import find_stored
+from model_runner.hub.repository import locate_model
 from model_runner.hub.store import RepoCache
-from model_runner.models.repository import locate_model
 from tests.model_runner.hub.fake_hub import COMMIT, OTHER_COMMIT
 from tests.model_runner.hub.weights import gguf_bytes, safetensors_bytes
 

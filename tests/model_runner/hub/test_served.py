@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from model_runner.gguf.checkpoint import GgufCheckpoint
-from model_runner.models.loading import open_checkpoint
-from model_runner.models.repository import resolve_model
+from model_runner.hub.repository import resolve_model
+from model_runner.spec.model_folder import open_checkpoint
 from tests.conftest import tiny_config
 from tests.model_runner.gguf_files import contents_of
 

@@ -12,21 +12,21 @@ from transformers import PreTrainedModel
 
 from model_runner.attention.cpu import NativeAttention
 from model_runner.batch import Batch, ImageRows, StateTables
+from model_runner.features import Feature, decoder_layers, layer_input
 from model_runner.kernels.library import Kernels, WeightKind
 from model_runner.kv_cache import KVCache
-from model_runner.models.activations import replace_activations
-from model_runner.models.experts import EXPERTS_NAME, pack_experts, register_experts
-from model_runner.models.features import Feature, decoder_layers, layer_input
-from model_runner.models.hf_attention import ATTENTION_NAME, register_attention
-from model_runner.models.hf_target import HFTargetModel
-from model_runner.models.layer_spec import AttentionSpec, LayerSpec
-from model_runner.models.model_spec import ModelSpec, read_model_spec
-from model_runner.models.native_model import NativeModel, NativeTargetModel
-from model_runner.models.native_modules import make_native_experts, prepare
-from model_runner.models.native_packer import NativePacker
-from model_runner.models.packed import OneDNNPacker, pack_weights
+from model_runner.modules.activations import replace_activations
+from model_runner.modules.attention import ATTENTION_NAME, register_attention
+from model_runner.modules.experts import EXPERTS_NAME, pack_experts, register_experts
+from model_runner.modules.packing import make_native_experts, prepare
+from model_runner.modules.target import HFTargetModel
+from model_runner.native.model import NativeModel, NativeTargetModel
+from model_runner.native.packed import OneDNNPacker, pack_weights
+from model_runner.native.packer import NativePacker
 from model_runner.recurrence.backend import StateCache
 from model_runner.recurrence.cpu import NativeRecurrence
+from model_runner.spec.layer_spec import AttentionSpec, LayerSpec
+from model_runner.spec.model_spec import ModelSpec, read_model_spec
 from model_runner.weights.checkpoint import TensorCheckpoint
 from model_runner.weights.interleaved_experts import deinterleave_experts
 from tests.model_runner.batches import Chunk, make_batch

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from model_runner.contract import SamplingParams
+from model_runner.heads.hydra import HydraHeads, HydraShape
 from model_runner.kernels.library import Kernels, WeightKind
-from model_runner.models.heads.hydra import HydraHeads, HydraShape
-from model_runner.models.native_packer import NativePacker
-from model_runner.models.packed import OneDNNPacker, pack_weights
+from model_runner.native.packed import OneDNNPacker, pack_weights
+from model_runner.native.packer import NativePacker
 from model_runner.speculative.proposer import ChoiceStep, TargetStep
 
 VOCABULARY = 2711  # of the target

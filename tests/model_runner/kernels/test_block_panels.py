@@ -13,7 +13,7 @@ from torch import Tensor
 
 from model_runner.kernels.block_formats import BLOCK_FORMATS, Q4_ZERO, find_block_format
 from model_runner.kernels.library import Kernels, NativeWeight, WeightKind
-from model_runner.models.native_packer import NativePacker
+from model_runner.native.packer import NativePacker
 from model_runner.weights.matrix import Blocks, DenseMatrix, Linear
 from tests.model_runner.kernels.decoder_runs import LENGTHS, FusedModel
 from tests.model_runner.kernels.int8_oracle import Floats, quantise

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from model_runner.kernels.library import Kernels
-from model_runner.models.layer_spec import LayerSpec
-from model_runner.models.native_packer import NativePacker
+from model_runner.native.packer import NativePacker
+from model_runner.spec.layer_spec import LayerSpec
 from tests.model_runner.decoder_models import CASES, HYBRIDS
 from tests.model_runner.decoder_oracle import with_up_first
 from tests.model_runner.kernels.decoder_runs import (

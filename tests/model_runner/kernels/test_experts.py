@@ -10,11 +10,11 @@ from torch import Tensor
 
 from model_runner.kernels.build import NoKernelsError
 from model_runner.kernels.library import Kernels, WeightKind
-from model_runner.models.experts import ExpertWeights, PackedExperts
-from model_runner.models.layer_spec import ExpertsSpec, LayerSpec
-from model_runner.models.native_layer import NativeExperts, NativeLayer
-from model_runner.models.native_modules import prepare
-from model_runner.models.native_packer import NativePacker
+from model_runner.modules.experts import ExpertWeights, PackedExperts
+from model_runner.modules.packing import prepare
+from model_runner.native.layer import NativeExperts, NativeLayer
+from model_runner.native.packer import NativePacker
+from model_runner.spec.layer_spec import ExpertsSpec, LayerSpec
 from model_runner.weights.matrix import DenseMatrix, Linear
 from tests.model_runner.decoder_oracle import sum_of_experts
 from tests.model_runner.kernels.conftest import ISAS

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from torch import nn
 
 from model_runner.draft_tree import NO_DRAFT, DraftTree
+from model_runner.heads.base import TargetShape
+from model_runner.heads.hydra import HydraHeads, hydra_checkpoint
+from model_runner.heads.loading import load_heads, save_heads
 from model_runner.kernels.library import Kernels, WeightKind
-from model_runner.models.heads.base import TargetShape
-from model_runner.models.heads.hydra import HydraHeads, hydra_checkpoint
-from model_runner.models.heads.loading import load_heads, save_heads
-from model_runner.models.native_model import StoredEmbedding
-from model_runner.models.native_packer import NativePacker
+from model_runner.native.model import StoredEmbedding
+from model_runner.native.packer import NativePacker
 from model_runner.speculative.growing import GrowthLimits
 from model_runner.speculative.heads import HydraProposer
 from model_runner.speculative.proposer import ChoiceStep

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from model_runner.kernels.library import Kernels
-from model_runner.models.native_packer import NativePacker
+from model_runner.native.packer import NativePacker
 from tests.model_runner.kernels import int4_oracle
 from tests.model_runner.kernels.int4_oracle import GROUP, ROW_LEVELS
 

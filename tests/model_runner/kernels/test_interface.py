@@ -11,12 +11,12 @@ import torch
 
 from model_runner.attention.backend import AttentionOptions
 from model_runner.attention.cpu import NativeAttention
+from model_runner.hub.repository import cache_folder
 from model_runner.kernels import build, interface
 from model_runner.kernels.build import NoKernelsError
 from model_runner.kernels.interface import CPU, SUFFIX, Header, pointer
 from model_runner.kernels.library import Kernels, ModelPass, embedding_struct
 from model_runner.kv_cache import KVCache, KVShape
-from model_runner.models.repository import cache_folder
 from tests.model_runner.batches import Chunk, make_batch
 
 SHAPE = KVShape(2, 24, 32)

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model_runner.kernels.library import WIDEST_ROTATED, Kernels, NativeWeight, WeightKind
-from model_runner.models import native_packer
-from model_runner.models.latents import NativeHeads
-from model_runner.models.native_packer import NativePacker
-from model_runner.models.packed import PackedWeight
+from model_runner.modules.latents import NativeHeads
+from model_runner.native import packer as native_packer
+from model_runner.native.packed import PackedWeight
+from model_runner.native.packer import NativePacker
 from model_runner.weights.matrix import DenseMatrix, Linear
 from tests.model_runner.kernels import int4_oracle, int8_oracle, rotated_oracle
 

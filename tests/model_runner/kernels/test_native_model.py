@@ -14,13 +14,13 @@ from transformers import AutoConfig, Qwen3_5TextConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5TextRotaryEmbedding
 
+from model_runner.features import LAST, layer_input
 from model_runner.kernels.interface import CPU
 from model_runner.kernels.library import Kernels
-from model_runner.models.families import FAMILIES, Family, ModelFamily
-from model_runner.models.features import LAST, layer_input
-from model_runner.models.model_spec import read_model_spec
-from model_runner.models.rotary import RotaryTable, fix_long_rope, rotary_frequencies
 from model_runner.refusal import UnsupportedModelError
+from model_runner.spec.families import FAMILIES, Family, ModelFamily
+from model_runner.spec.model_spec import read_model_spec
+from model_runner.spec.rotary import RotaryTable, fix_long_rope, rotary_frequencies
 from model_runner.weights.checkpoint import TensorCheckpoint
 from tests.model_runner.decoder_models import CASES, HYBRIDS, tiny_model
 from tests.model_runner.kernels.decoder_runs import LENGTHS, FusedModel, step_batch

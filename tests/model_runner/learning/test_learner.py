@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from model_runner.features import LAST
+from model_runner.heads.base import Heads, TargetShape
+from model_runner.heads.eagle3 import Eagle3Heads
+from model_runner.heads.hydra import HydraHeads, HydraShape
 from model_runner.learning import learner as module
 from model_runner.learning.learner import InitialHeads, Learner, Publication, Ring, Trainee, judge
 from model_runner.learning.store import load_learnt, pack_learnt
-from model_runner.models.features import LAST
-from model_runner.models.heads.base import Heads, TargetShape
-from model_runner.models.heads.eagle3 import Eagle3Heads
-from model_runner.models.heads.hydra import HydraHeads, HydraShape
 from model_runner.training.eagle3 import draft_layer_config, fresh_eagle3
 from model_runner.training.hydra import fresh_hydra
 from model_runner.training.medusa import fresh_medusa

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from model_runner.heads.base import TargetShape
 from model_runner.learning.link import (
     EXIT_IMPOSSIBLE,
     Begin,
@@ -25,8 +26,7 @@ from model_runner.learning.link import (
 )
 from model_runner.learning.setup import set_up
 from model_runner.learning.store import load_learnt
-from model_runner.models.heads.base import TargetShape
-from model_runner.models.hf_loading import load_config
+from model_runner.modules.loading import load_config
 from model_runner.processes import isolated_module
 from model_runner.refusal import UnsupportedModelError
 from model_runner.training.examples import Example

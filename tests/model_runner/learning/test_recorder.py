@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from model_runner.contract import AdmittedRequest, Pooling, SamplingParams
+from model_runner.features import LAST
 from model_runner.learning.link import Piece
 from model_runner.learning.recorder import Recorder
-from model_runner.models.features import LAST
 from model_runner.speculative.proposer import ChoiceStep, TargetStep
 
 EARLY = "layers.1"

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from model_runner.heads.base import Heads, HeadsError, TargetShape
+from model_runner.heads.hydra import HydraHeads, HydraShape
 from model_runner.learning import store as module
 from model_runner.learning.store import HeadsStore, fingerprint, load_learnt, pack_learnt, read_learnt
-from model_runner.models.heads.base import Heads, HeadsError, TargetShape
-from model_runner.models.heads.hydra import HydraHeads, HydraShape
 
 TARGET = TargetShape(hidden=8, vocab_size=40, num_layers=5)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from model_runner.models.features import LAST
+from model_runner.features import LAST
 from model_runner.training.examples import Example
 from model_runner.training.teacher import TargetWeights
 

@@ -9,9 +9,9 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from model_runner.hub.repository import cache_folder
 from model_runner.kernels import build
 from model_runner.kernels.interface import SUFFIX
-from model_runner.models.repository import cache_folder
 from model_runner.speculative.suffix import SuffixAutomaton, SuffixLibrary, SuffixProposer
 from tests.conftest import COMPILER_FLAGS
 

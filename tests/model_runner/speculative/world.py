@@ -10,7 +10,7 @@ import torch
 from model_runner.batch import SampleRows
 from model_runner.contract import AdmittedRequest, SamplingParams, ScheduledRequest, Speculation
 from model_runner.draft_tree import NO_DRAFT, ROOT, DraftTree, chain
-from model_runner.models.features import Feature
+from model_runner.features import Feature
 from model_runner.speculative.controller import SpeculationController
 from model_runner.speculative.proposer import NewChoice, TargetStep
 from model_runner.speculative.speculator import Speculator

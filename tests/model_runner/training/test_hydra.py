@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from model_runner.models.features import LAST, Feature
-from model_runner.models.heads.base import TargetShape
-from model_runner.models.heads.hydra import HydraHeads, HydraShape
+from model_runner.features import LAST, Feature
+from model_runner.heads.base import TargetShape
+from model_runner.heads.hydra import HydraHeads, HydraShape
 from model_runner.training.examples import Example
 from model_runner.training.hydra import REACHED, HydraObjective, fresh_hydra, take_over
 from model_runner.training.objective import AnswerRows, Guess, Judge, answer_rows

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from model_runner.models.heads.layer import Attend
+from model_runner.heads.layer import Attend
 from model_runner.training.eagle3 import Span, UnrolledAttention
 from model_runner.training.examples import AnsweredPrompt, Example, batches, opening_questions, own_prompts
 from model_runner.training.objective import soft_cross_entropy

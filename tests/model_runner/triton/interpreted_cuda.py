@@ -5,11 +5,11 @@ import torch
 
 from model_runner.config import RunnerConfig, Sizes
 from model_runner.kv_cache import KVCache
-from model_runner.models.loading import ModelShape
-from model_runner.models.target import LoadedModel
 from model_runner.platforms.cuda import CudaPlatform
 from model_runner.platforms.memory import GIB, DeviceMemory
 from model_runner.runner import ModelRunner
+from model_runner.spec.model_shape import ModelShape
+from model_runner.target import LoadedModel
 from tests.model_runner.triton.recorded_graphs import RecordedGraphs
 
 CPU = torch.device("cpu")

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from model_runner.attention.backend import AttentionOptions
 from model_runner.batch import Batch
+from model_runner.cuda.layer import CudaDecoderLayer
 from model_runner.kv_cache import KVCache, KVShape
-from model_runner.models.cuda_layer import CudaDecoderLayer
-from model_runner.models.hf_attention import StepAttention
-from model_runner.models.layer_spec import LayerSpec
+from model_runner.modules.attention import StepAttention
+from model_runner.spec.layer_spec import LayerSpec
 from tests.model_runner.batches import Chunk, make_batch
 from tests.model_runner.oracles.attention import ReferenceAttention, ReferenceMetadata
 

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
 
+from model_runner.cuda.layer import compile_layers, replace_layers
 from model_runner.kv_cache import KVCache, KVShape
-from model_runner.models.cuda_layer import compile_layers, replace_layers
-from model_runner.models.hf_attention import ATTENTION_NAME, paged_attention, register_attention
-from model_runner.models.hf_target import HFTargetModel
+from model_runner.modules.attention import ATTENTION_NAME, paged_attention, register_attention
+from model_runner.modules.target import HFTargetModel
 from tests.conftest import tiny_config
 from tests.model_runner.oracles.attention import ReferenceAttention
 from tests.model_runner.triton.layers import BLOCK, NUM_BLOCKS, Step, TorchProduct, step_batch

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from model_runner.models.cuda_layer import CudaDecoderLayer, replace_layers
-from model_runner.models.hf_attention import ATTENTION_NAME, register_attention
-from model_runner.models.hf_target import HFTargetModel
-from model_runner.models.layer_spec import LayerSpec
-from model_runner.models.model_spec import read_model_spec
+from model_runner.cuda.layer import CudaDecoderLayer, replace_layers
+from model_runner.modules.attention import ATTENTION_NAME, register_attention
+from model_runner.modules.target import HFTargetModel
+from model_runner.spec.layer_spec import LayerSpec
+from model_runner.spec.model_spec import read_model_spec
 from model_runner.weights.checkpoint import TensorCheckpoint
 from tests.model_runner.decoder_models import LayerRun, layer_runs, tiny_model
 from tests.model_runner.decoder_oracle import run_form

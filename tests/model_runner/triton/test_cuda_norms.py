@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from model_runner.models.cuda_layer import CudaNorm, ReplacedNorms, replace_norms
+from model_runner.cuda.layer import CudaNorm, ReplacedNorms, replace_norms
 from tests.conftest import tiny_config
 from tests.model_runner.decoder_models import tiny_model
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from model_runner.contract import Contrastive, DoLa, SamplingParams, Speculation
-from model_runner.models.hf_attention import ATTENTION_NAME, paged_attention
+from model_runner.modules.attention import ATTENTION_NAME, paged_attention
 from model_runner.refusal import UnsupportedModelError
 from scheduler.interface import BeamSearch, ChoiceState, EngineRequest
 from tests.engine import tiny_heads

@@ -5,8 +5,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from model_runner.kernels.triton.linear import ExpertRows
-from model_runner.models.cuda_linear import (
+from model_runner.cuda.linear import (
     GROUPED_EXPERTS_NAME,
     Fp8Product,
     GpuWeightKind,
@@ -17,7 +16,8 @@ from model_runner.models.cuda_linear import (
     make_tiled_product,
     register_grouped_experts,
 )
-from model_runner.models.experts import ExpertWeights
+from model_runner.kernels.triton.linear import ExpertRows
+from model_runner.modules.experts import ExpertWeights
 from tests.conftest import tiny_config
 from tests.model_runner.triton.linear_oracle import check_product, random
 

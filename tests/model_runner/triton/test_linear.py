@@ -5,16 +5,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from model_runner.kernels.triton.linear import Addends, linear, shapes
-from model_runner.kernels.triton.tiles import Operands, all_shapes, choose_shape, row_tiles
-from model_runner.models import cuda_linear
-from model_runner.models.cuda_linear import (
+from model_runner.cuda import linear as cuda_linear
+from model_runner.cuda.linear import (
     CublasProduct,
     TritonProduct,
     make_product,
     tile_shapes_agree,
 )
-from model_runner.models.packed import PackedWeight, pack_weights
+from model_runner.kernels.triton.linear import Addends, linear, shapes
+from model_runner.kernels.triton.tiles import Operands, all_shapes, choose_shape, row_tiles
+from model_runner.native.packed import PackedWeight, pack_weights
 from tests.model_runner.triton.linear_oracle import check_product, random
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from model_runner.cuda.linear import Fp8Product, quantize_weight
 from model_runner.kernels.triton.linear import FP8, quantize_rows
-from model_runner.models.cuda_linear import Fp8Product, quantize_weight
 from tests.model_runner.triton.linear_oracle import check_product, random
 
 _SUM_ERROR = 5e-4

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from model_runner.cuda.linear import Int4Product, TritonProduct, make_product, pack_int4
 from model_runner.kernels.triton.linear_int4 import dequantize, int4_operands, linear_int4
 from model_runner.kernels.triton.tiles import all_shapes
-from model_runner.models.cuda_linear import Int4Product, TritonProduct, make_product, pack_int4
 from tests.model_runner.kernels import int4_oracle
 from tests.model_runner.triton.linear_oracle import check_product, random
 

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from model_runner.config import RunnerConfig
-from model_runner.platforms.cuda_graphs import GraphedTarget
+from model_runner.cuda.graphs import GraphedTarget
 from model_runner.runner import ModelRunner
 from tests.engine.conftest import Harness
 from tests.model_runner.triton.interpreted_cuda import InterpretedCuda, interpreted_runner

@@ -11,7 +11,7 @@ from typing import Any, cast
 import httpx
 from fastapi import FastAPI
 
-from model_runner.models.repository import ModelFolder
+from model_runner.hub.repository import ModelFolder
 from model_runner.runner_interface import RunnerInfo
 from server.api.body_worker import WorkerPool
 from server.api.model_services import ModelParts

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.types import Message
 
-from model_runner.models.repository import ModelFolder
+from model_runner.hub.repository import ModelFolder
 from server.api.body_worker import WorkerPool
 from server.api.model_services import ModelParts
 from server.app import create_app

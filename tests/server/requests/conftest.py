@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from model_runner.config import RunnerConfig
-from model_runner.models.repository import ModelFolder
+from model_runner.hub.repository import ModelFolder
 from model_runner.processes import Backoff
 from server.api.body_worker import WorkerPool
 from server.api.model_services import ModelParts

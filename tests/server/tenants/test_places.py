@@ -9,7 +9,7 @@ import pytest
 from fastapi import FastAPI
 
 from model_runner.config import RunnerConfig
-from model_runner.models.repository import ModelFolder
+from model_runner.hub.repository import ModelFolder
 from server.api.body_worker import WorkerPool
 from server.api.model_services import ModelParts
 from server.app import create_app

@@ -1,0 +1,1 @@
+"""Layers, products and graphs on CUDA."""

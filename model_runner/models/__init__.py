@@ -1,1 +1,0 @@
-"""Loads models and makes their results exact: weights, activations, attention."""

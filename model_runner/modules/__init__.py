@@ -1,0 +1,1 @@
+"""Models of transformers: their modules, with our attention, mixers and experts."""

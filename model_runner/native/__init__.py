@@ -1,0 +1,1 @@
+"""Models of known families on CPU: one native call goes from tokens to logits."""
