@@ -1,21 +1,22 @@
-"""Finds models in the hub's cache, without the network."""
+"""Finds models that were downloaded, without the network: in the hub's cache, and files of URLs in Samewise's own."""
 
+import hashlib
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import quote, urlsplit
 
+from model_runner.gguf.header import parts_of
 from model_runner.hub.access import MAIN, ModelNotFoundError
-from model_runner.hub.choice import (
-    PREFERRED,
-    Wanted,
-    choose_gguf,
-    choose_small,
-    choose_weights,
-    chooses_gguf,
-)
+from model_runner.hub.choice import PREFERRED, Wanted, choose_gguf, choose_small, choose_weights, chooses_gguf
+from model_runner.hub.names import FileUrl
 from model_runner.hub.store import RepoCache
 from model_runner.weights.safetensors_head import INDEX, SINGLE
 
+FOLDER = "downloads"
+"""Where files of URLs are, below Samewise's cache folder."""
+SOURCE = "source.json"
+"""File with the address and the version, in the folder of each download."""
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
 
 
@@ -79,6 +80,30 @@ def model_path(repo: RepoCache, commit: str, files: Collection[str]) -> Path:
     """The path to serve: the GGUF file if these are its parts, otherwise the snapshot's folder."""
     first = next(iter(files))
     return repo.snapshot(commit) / (first if first.lower().endswith(".gguf") else "")
+
+
+def find_url(name: FileUrl, cache: Path) -> Path | None:
+    """The file of a URL, or the first of its parts, if it was downloaded into the cache before."""
+    targets = targets_of(name, cache)
+    return targets[0] if targets[0].with_name(SOURCE).is_file() and all(map(Path.is_file, targets)) else None
+
+
+def targets_of(name: FileUrl, cache: Path) -> list[Path]:
+    """Where the parts of a URL's file are kept."""
+    return [folder_of(name, cache) / part.name for part in parts_of(Path(name.file))]
+
+
+def folder_of(name: FileUrl, cache: Path) -> Path:
+    """The folder of the cache for a URL's file and its other parts."""
+    first = f"{name.address.rpartition('/')[0]}/{quote(parts_of(Path(name.file))[0].name)}"
+    return cache / FOLDER / hashlib.sha256(first.encode()).hexdigest()[:16]
+
+
+def urls_of_parts(name: FileUrl) -> list[str]:
+    """Addresses of all parts of a URL's file."""
+    url = urlsplit(name.url)
+    folder = url.path.rpartition("/")[0]
+    return [url._replace(path=f"{folder}/{quote(part.name)}").geturl() for part in parts_of(Path(name.file))]
 
 
 def _find_at(repo: RepoCache, commit: str, wanted: Wanted, *, anyhow: bool) -> Path | None:

@@ -68,7 +68,7 @@ def choose_gguf(paths: Collection[str], wanted: Wanted, where: str) -> list[str]
         found = _matching(files, (wanted.tag,)) if wanted.tag else (_matching(files, PREFERRED) or files[0])
     if found is None:
         asked = wanted.file or f"GGUF file for {wanted.tag}"
-        raise ModelNotFoundError(f"{where} has no {asked}; it has {', '.join(_described(files))}")
+        raise ModelNotFoundError(f"{where} has no {asked}; it has {', '.join(_firsts(files))}")
     parts = [part.as_posix() for part in parts_of(Path(found))]
     if missing := [part for part in parts if part not in paths]:
         raise ModelNotFoundError(f"{where} has not all {len(parts)} parts of {found}: {missing[0]} is missing")
@@ -122,7 +122,7 @@ def _is_model(path: str) -> bool:
 
 def _matching(files: Iterable[str], tags: Iterable[str]) -> str | None:
     """The first file with the first tag that any has, as a whole word if possible: F16 is not BF16."""
-    firsts = [file for file in files if parts_of(Path(file))[0].as_posix() == file]
+    firsts = _firsts(files)
     for tag in tags:
         exact = [file for file in firsts if PurePosixPath(file).name.lower() == tag.lower()]
         for word in (rf"(?<![a-z0-9]){re.escape(tag)}[.-]", rf"{re.escape(tag)}[.-]"):
@@ -136,8 +136,8 @@ def _matches(path: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(path, pattern) for pattern in patterns)
 
 
-def _described(files: Iterable[str]) -> list[str]:
-    """The first of each file's parts."""
+def _firsts(files: Iterable[str]) -> list[str]:
+    """The files that are whole, or the first of several parts."""
     return [file for file in files if parts_of(Path(file))[0].as_posix() == file]
 
 

@@ -12,8 +12,7 @@ from model_runner.gguf.header import GgufFile, read_gguf
 from model_runner.gguf.weights import check_formats
 from model_runner.hub.access import ModelNotFoundError
 from model_runner.hub.choice import choose_weights
-from model_runner.hub.limits import check_architecture
-from model_runner.hub.remote_heads import least_bytes_of_gguf, least_bytes_of_safetensors, stored_bytes
+from model_runner.hub.limits import check_architecture, least_bytes_of_gguf, least_bytes_of_safetensors, stored_bytes
 from model_runner.json_files import find_object, read_object
 from model_runner.refusal import UnsupportedModelError, refused
 from model_runner.weights.safetensors_head import INDEX, read_safetensors_head

@@ -1,16 +1,17 @@
-"""Models of the hub: from its cache if they are complete there, otherwise downloaded.
+"""Models of the hub and of URLs: from the cache if they are complete there, otherwise downloaded.
 
 The HTTP client is imported only for a download.
 
-A start never asks the network for a model that is complete on disk; only HubAccess.updates looks for a newer commit.
+A start never asks the network for a model that is complete on disk; only HubAccess.updates looks for a newer version.
 """
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from model_runner.hub.access import MAIN, HubAccess, ModelNotFoundError, hub_cache, is_offline
-from model_runner.hub.cached import Found, find_cached
+from model_runner.hub.access import HubAccess, ModelNotFoundError, hub_cache, is_offline
+from model_runner.hub.cached import Found, find_cached, find_url
 from model_runner.hub.choice import Wanted
-from model_runner.hub.names import HubName
+from model_runner.hub.names import FileUrl, HubName, revision_of
 from model_runner.hub.store import RepoCache
 
 if TYPE_CHECKING:
@@ -51,10 +52,24 @@ def fetch_model(name: HubName, access: HubAccess, console: "Console", *, is_head
         ) from error
 
 
-def revision_of(name: HubName, access: HubAccess) -> str:
-    """The revision that the name or the settings ask for. Raises ModelNotFoundError if they ask for different ones."""
-    if name.revision and access.revision and name.revision != access.revision:
+def fetch_url(name: FileUrl, cache: Path, access: HubAccess, console: "Console") -> Found:
+    """A GGUF file, with all of its parts, downloaded into a folder of the cache at first use.
+
+    Raises:
+        ModelNotFoundError: if it cannot be downloaded, or does not fit.
+    """
+    if access.revision is not None:
+        raise ModelNotFoundError(f"revision {access.revision} applies to models of the hub, not to a URL; leave it out")
+    if (not access.updates or is_offline()) and (found := find_url(name, cache)) is not None:
+        return Found(found)
+    if is_offline():
+        raise ModelNotFoundError(f"{name.address} was not downloaded before, and HF_HUB_OFFLINE forbids its download")
+    from model_runner.hub.download import download_url  # noqa: PLC0415 - brings the HTTP client
+    from model_runner.hub.transfer import UnreachableError  # noqa: PLC0415
+
+    try:
+        return download_url(name, cache, access, console)
+    except UnreachableError as error:
         raise ModelNotFoundError(
-            f"{name} is asked for at {name.revision} by its URL, and at {access.revision} by --revision; leave one out"
-        )
-    return name.revision or access.revision or MAIN
+            f"{name.address} cannot be reached: {error}; check the address and the network"
+        ) from error

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from model_runner.hub.access import ModelNotFoundError, hub_hosts
+from model_runner.hub.access import MAIN, HubAccess, ModelNotFoundError, hub_hosts
 from model_runner.json_files import is_safe_path
 
 EMBEDDED_NAME = "SmolLM2-135M-Instruct"
@@ -94,6 +94,15 @@ def parse_name(text: str) -> HubName | FileUrl | StoreName:
 def is_embedded(text: str) -> bool:
     """Whether a name means the embedded model, and no file or folder on this machine."""
     return text == EMBEDDED_NAME and not Path(text).exists()
+
+
+def revision_of(name: HubName, access: HubAccess) -> str:
+    """The revision that the name or the settings ask for. Raises ModelNotFoundError if they ask for different ones."""
+    if name.revision and access.revision and name.revision != access.revision:
+        raise ModelNotFoundError(
+            f"{name} is asked for at {name.revision} by its URL, and at {access.revision} by --revision; leave one out"
+        )
+    return name.revision or access.revision or MAIN
 
 
 def _parse_url(text: str) -> HubName | FileUrl:

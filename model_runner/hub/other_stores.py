@@ -14,6 +14,7 @@ from model_runner.gguf.header import parts_of
 from model_runner.hub.access import ModelNotFoundError
 from model_runner.hub.choice import Wanted, choose_gguf, chooses_gguf
 from model_runner.hub.names import StoreName
+from model_runner.hub.store import files_below, is_inside
 from model_runner.json_files import is_safe_path, read_object
 
 _MODEL = "application/vnd.ollama.image.model"
@@ -64,7 +65,7 @@ def models_of_ollama() -> Iterator[StoredModel]:
     """Models of Ollama whose files are there."""
     for folder in ollama_folders():
         manifests = folder / "manifests"
-        for path in _files_below(manifests):
+        for path in _safe_files(manifests):
             parts = path.relative_to(manifests).parts
             if len(parts) != 4 or not all(map(_WORD.fullmatch, parts)):
                 continue
@@ -78,7 +79,7 @@ def models_of_ollama() -> Iterator[StoredModel]:
 def models_of_lmstudio() -> Iterator[StoredModel]:
     """GGUF files of LM Studio, and its folders of safetensors."""
     for root in lmstudio_folders():
-        for folder in sorted({path.parent for path in _files_below(root)}):
+        for folder in sorted({path.parent for path in _safe_files(root)}):
             parts = folder.relative_to(root).parts
             if len(parts) >= 2:
                 yield from _models_in(root, folder, f"lmstudio:{'/'.join(parts)}")
@@ -87,12 +88,12 @@ def models_of_lmstudio() -> Iterator[StoredModel]:
 def models_of_llama_cpp() -> Iterator[StoredModel]:
     """GGUF files of llama.cpp's old cache, named by their paths."""
     root = llama_cpp_folder()
-    for files in _gguf_models(_files_below(root)):
+    for files in _gguf_models(_safe_files(root)):
         yield StoredModel(str(files[0]), files[0], files)
 
 
 def _models_in(root: Path, folder: Path, name: str) -> Iterator[StoredModel]:
-    files = [path for path in _files_below(root) if path.parent == folder]
+    files = [path for path in _safe_files(root) if path.parent == folder]
     names = [path.name for path in files]
     if "config.json" in names and not chooses_gguf(names, Wanted()):
         yield StoredModel(name, folder, tuple(files))
@@ -129,7 +130,7 @@ def _find_in_ollama(name: str) -> Path:
 def _read_manifest(folder: Path, path: Path) -> Path:
     """The GGUF file that a manifest names. Raises ModelNotFoundError if there is none."""
     try:
-        if not _is_inside(path, folder):
+        if not is_inside(path, folder):
             raise ValueError("it is no manifest")
         manifest = read_object(path)
         layers = {str(layer["mediaType"]): str(layer["digest"]) for layer in manifest["layers"]}
@@ -141,7 +142,7 @@ def _read_manifest(folder: Path, path: Path) -> Path:
     if digest is None:
         raise ModelNotFoundError(f"{path} names no GGUF file; only models of this kind can be read")
     blob = folder / "blobs" / f"sha256-{digest[1]}"
-    if not blob.is_file() or not _is_inside(blob, folder):
+    if not blob.is_file() or not is_inside(blob, folder):
         raise ModelNotFoundError(f"{blob} is missing; pull the model again with Ollama")
     return blob
 
@@ -159,11 +160,11 @@ def _find_in_lmstudio(name: str) -> Path:
         raise ModelNotFoundError(f"lmstudio:{name!r} is not a name such as lmstudio:publisher/repository")
     for root in lmstudio_folders():
         target = root / path
-        if not target.exists() or not _is_inside(target, root):
+        if not target.exists() or not is_inside(target, root):
             continue
         if target.is_file() and not tag:
             return target
-        files = [file.relative_to(target).as_posix() for file in _files_below(target) if _is_inside(file, root)]
+        files = [file.relative_to(target).as_posix() for file in _safe_files(target) if is_inside(file, root)]
         wanted = Wanted(tag or None)
         return target / choose_gguf(files, wanted, name)[0] if chooses_gguf(files, wanted) else target
     raise ModelNotFoundError(
@@ -172,12 +173,7 @@ def _find_in_lmstudio(name: str) -> Path:
     )
 
 
-def _is_inside(path: Path, folder: Path) -> bool:
-    """Whether a path is in a folder when all links are followed."""
-    return path.resolve().is_relative_to(folder.resolve())
-
-
-def _files_below(folder: Path) -> list[Path]:
+def _safe_files(folder: Path) -> list[Path]:
     """Files in a folder and below, whose names can be printed, and that are inside of it when links are followed."""
-    found = [Path(parent) / name for parent, _, names in os.walk(folder) for name in names if name.isprintable()]
-    return sorted(path for path in found if path.is_file() and _is_inside(path, folder))
+    found = (path for path in files_below(folder) if path.name.isprintable())
+    return sorted(path for path in found if path.is_file() and is_inside(path, folder))

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from model_runner.hub.url_cache import FOLDER, SOURCE
+from model_runner.hub.cached import FOLDER, SOURCE
 from model_runner.json_files import read_object
 
 _MODEL_FORM = "[0-9a-f]" * 16

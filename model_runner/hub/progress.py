@@ -16,6 +16,8 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from model_runner.hub.limits import size_text
+
 LINE_EVERY_S = 10.0
 _SMALL = 1 << 22
 """Files with fewer bytes have no bar, so that the others remain in view."""
@@ -101,11 +103,3 @@ class Lines:
 
     def note(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False)
-
-
-def size_text(num_bytes: int) -> str:
-    """A number of bytes in a readable unit, in powers of 1024."""
-    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if num_bytes >= scale:
-            return f"{num_bytes / scale:.1f} {unit}"
-    return f"{num_bytes} bytes"

@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING
 
 from model_runner.gguf.header import is_gguf, parts_of
 from model_runner.hub.access import ANYONE, HubAccess, ModelNotFoundError, hub_cache, is_offline
-from model_runner.hub.cached import Found, find_cached
+from model_runner.hub.cached import Found, find_cached, find_url
 from model_runner.hub.choice import Wanted, choose_gguf, chooses_gguf
-from model_runner.hub.fetch import fetch_model, revision_of
-from model_runner.hub.names import EMBEDDED_NAME, FileUrl, HubName, StoreName, is_embedded, parse_name
+from model_runner.hub.fetch import fetch_model, fetch_url
+from model_runner.hub.names import EMBEDDED_NAME, FileUrl, HubName, StoreName, is_embedded, parse_name, revision_of
 from model_runner.hub.other_stores import find_stored
 from model_runner.hub.store import RepoCache
-from model_runner.hub.url_cache import fetch_url, find_url
 from model_runner.processes import isolated_module
 from model_runner.weights.damage import find_damage
 

@@ -89,17 +89,15 @@ class RepoCache:
         """Sizes of the files that are there, by their paths in the commit."""
         snapshot = self.snapshot(commit)
         found = {}
-        for folder, _, names in os.walk(snapshot):
-            for name in names:
-                path = Path(folder) / name
-                with contextlib.suppress(OSError):
-                    if self.holds(path):
-                        found[path.relative_to(snapshot).as_posix()] = path.stat().st_size
+        for path in files_below(snapshot):
+            with contextlib.suppress(OSError):
+                if self.holds(path):
+                    found[path.relative_to(snapshot).as_posix()] = path.stat().st_size
         return found
 
     def holds(self, path: Path) -> bool:
         """Whether a file is there, and inside the cache when links are followed."""
-        return path.is_file() and path.resolve().is_relative_to(self._cache.resolve())
+        return path.is_file() and is_inside(path, self._cache)
 
     def has(self, commit: str, file: HubFile) -> bool:
         """Whether a file of the commit is there, with the right size."""
@@ -166,6 +164,17 @@ def repos_in(cache: Path) -> Iterator[tuple[str, RepoCache]]:
         if folder.is_dir() and folder.name.isprintable():
             repo = folder.name.removeprefix(PREFIX).replace("--", "/")
             yield repo, RepoCache(cache, repo)
+
+
+def is_inside(path: Path, folder: Path) -> bool:
+    """Whether a path is in a folder when all links are followed."""
+    return path.resolve().is_relative_to(folder.resolve())
+
+
+def files_below(folder: Path) -> Iterator[Path]:
+    """All files in a folder and below; links to folders are not followed."""
+    for parent, _, names in os.walk(folder):
+        yield from (Path(parent) / name for name in names)
 
 
 def _write_atomically(path: Path, content: str) -> None:

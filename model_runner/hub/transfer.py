@@ -7,20 +7,22 @@ import hashlib
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 import httpx
 
-from model_runner.hub.progress import size_text
+from model_runner.hub.limits import size_text
 from model_runner.read_numbers import whole_number
 
 CHUNK = 1 << 20
 _LONG = 1 << 30
 """Bytes that take a second to hash."""
+_LARGEST_ANSWER = 1 << 26
+"""Bytes that are read of an answer that is not a file."""
 _TRIES = 6
 """Attempts in a row without a new byte, before a download fails."""
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 60.0
@@ -79,13 +81,22 @@ class Item:
     sha256: str | None = None
     git_hash: str | None = None
     """Git's SHA-1 of a small file, which is checked if there is no SHA-256."""
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     magic: bytes = b""
     """The first bytes that the content must have."""
 
     @property
     def partial(self) -> Path:
         return self.target.with_name(f"{self.target.name}.incomplete")
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the file is there, and was not cut off."""
+        return self.target.is_file() and self.target.stat().st_size == self.size
+
+    @property
+    def bytes_left(self) -> int:
+        """Bytes that have not arrived yet."""
+        return 0 if self.is_here else max(self.size - _size(self.partial), 0)
 
 
 class Transfers:
@@ -108,12 +119,12 @@ class Transfers:
         """
         item.target.parent.mkdir(parents=True, exist_ok=True)
         with _locked(item.lock, lambda: self._progress.note(f"Another process downloads {item.name}; waiting ...")):
-            if item.target.exists():
+            if item.is_here:
                 return ""
             for _ in range(2):
                 with _full_disk_named(item):
                     hashes = self._complete(item)
-                if hashes.match(item):
+                if hashes.are_right:
                     item.partial.replace(item.target)
                     self._progress.finish(item.name)
                     return hashes.sha256
@@ -151,9 +162,7 @@ class Transfers:
 
     def _receive(self, item: Item, file: BinaryIO, hashes: "_Hashes") -> None:
         """One request, from where the file ends. Raises _LostError if it ended early."""
-        headers = {**item.headers, "accept-encoding": "identity"}
-        if hashes.count:
-            headers["range"] = f"bytes={hashes.count}-"
+        headers = {"accept-encoding": "identity"} | ({"range": f"bytes={hashes.count}-"} if hashes.count else {})
         with _connection(), self._client.stream("GET", item.url, headers=headers) as response:
             check_status(response, item.name)
             start, total = _extent(response)
@@ -210,11 +219,12 @@ class _Hashes:
     def sha256(self) -> str:
         return self._sha256.hexdigest()
 
-    def match(self, item: Item) -> bool:
+    @property
+    def are_right(self) -> bool:
         """Whether the content is the expected one, as far as its hash is known."""
-        if item.sha256 is not None:
-            return self.sha256 == item.sha256
-        return item.git_hash is None or self._git.hexdigest() == item.git_hash
+        if self._item.sha256 is not None:
+            return self.sha256 == self._item.sha256
+        return self._item.git_hash in (None, self._git.hexdigest())
 
 
 def check_status(response: httpx.Response, name: str) -> None:
@@ -242,42 +252,32 @@ class Answer:
         return next((headers[name] for headers in self.headers if name in headers), None)
 
 
-def get(client: httpx.Client, url: str, headers: Mapping[str, str], name: str, most: int = 1 << 26) -> Answer:
-    """The answer to a small request, tried again like a download, but not as often.
+def get(client: httpx.Client, url: str, name: str, first: int | None = None) -> Answer:
+    """The answer to a small request, or the first bytes of a file; tried again like a download, but not as often.
 
     Args:
         client: the client to send it with.
         url: address.
-        headers: further headers.
         name: what is asked for, for errors.
-        most: bytes that are read of the answer.
+        first: bytes to ask for; by default all.
 
     Raises:
         RefusedError: if the server refuses.
         UnreachableError: if there is no answer.
     """
+    headers = {} if first is None else {"range": f"bytes=0-{first - 1}", "accept-encoding": "identity"}
     failures = 0
     while True:
         try:
             with _connection(), client.stream("GET", url, headers=headers) as response:
                 check_status(response, name)
-                content = b"".join(_first(response.iter_bytes(), most))[:most]
+                content = next(response.iter_bytes(first or _LARGEST_ANSWER), b"")
                 return Answer(content, tuple(one.headers for one in (*response.history, response)))
         except _LostError as error:
             failures += 1
             if failures == (_TRIES if error.wait is not None else _TRIES // 3):
                 raise UnreachableError(str(error)) from error
             threading.Event().wait(_pause(failures, error))
-
-
-def _first(chunks: Iterator[bytes], most: int) -> Iterator[bytes]:
-    """Chunks until there are as many bytes."""
-    count = 0
-    for chunk in chunks:
-        yield chunk
-        count += len(chunk)
-        if count >= most:
-            return
 
 
 def _pause(failures: int, error: _LostError) -> float:

@@ -27,8 +27,8 @@ def register(app: typer.Typer) -> None:
 
 def ls(*, json: Json = False) -> None:
     """List what this server keeps. Models of the hub are not among it: see `samewise list`."""
+    from model_runner.hub.limits import size_text  # noqa: PLC0415
     from model_runner.hub.own_cache import list_cache  # noqa: PLC0415
-    from model_runner.hub.progress import size_text  # noqa: PLC0415
     from model_runner.hub.repository import cache_folder  # noqa: PLC0415
 
     entries = list_cache(cache_folder())
@@ -41,8 +41,8 @@ def ls(*, json: Json = False) -> None:
 
 def rm(names: Names = None, *, kind: Kind = None, everything: All = False) -> None:
     """Remove entries by name, by kind, or all. Only learnt heads are lost: everything else is made again."""
+    from model_runner.hub.limits import size_text  # noqa: PLC0415
     from model_runner.hub.own_cache import KINDS, list_cache, remove_entries  # noqa: PLC0415
-    from model_runner.hub.progress import size_text  # noqa: PLC0415
     from model_runner.hub.repository import cache_folder  # noqa: PLC0415
 
     if [bool(names), kind is not None, everything].count(True) != 1:

@@ -82,7 +82,7 @@ def list_all(
         _list_of_server(base_url, api_key, json=json)
         return
     from model_runner.hub.inventory import list_models  # noqa: PLC0415
-    from model_runner.hub.progress import size_text  # noqa: PLC0415
+    from model_runner.hub.limits import size_text  # noqa: PLC0415
     from model_runner.hub.repository import cache_folder  # noqa: PLC0415
 
     models = list_models(cache_folder())
@@ -186,9 +186,9 @@ def remove(models: Downloads, *, revision: Revision = None, yes: Yes = False) ->
     uses a model keeps it until it unloads it.
     """
     from model_runner.hub.access import ModelNotFoundError  # noqa: PLC0415
+    from model_runner.hub.inventory import find_download  # noqa: PLC0415
+    from model_runner.hub.limits import size_text  # noqa: PLC0415
     from model_runner.hub.own_cache import bytes_below  # noqa: PLC0415
-    from model_runner.hub.progress import size_text  # noqa: PLC0415
-    from model_runner.hub.removal import find_download  # noqa: PLC0415
     from model_runner.hub.repository import cache_folder, conversions_of  # noqa: PLC0415
 
     for model in models:
@@ -235,14 +235,14 @@ def _describe(model: str, access: "HubAccess") -> "tuple[Description, Path | Non
     name = parse_name(model)
     if is_offline() or isinstance(name, StoreName):
         raise ModelNotFoundError(f"{model} is not on this machine, and HF_HUB_OFFLINE forbids to ask for it")
-    from model_runner.hub.remote_description import describe_remote  # noqa: PLC0415 - brings the HTTP client
+    from model_runner.hub.remote import describe_remote  # noqa: PLC0415 - brings the HTTP client
 
     return describe_remote(name, access), None
 
 
 def _pairs(found: "Description") -> dict[str, str]:
     """The description's lines, without those that the files do not tell."""
-    from model_runner.hub.progress import size_text  # noqa: PLC0415
+    from model_runner.hub.limits import size_text  # noqa: PLC0415
 
     total = sum(found.types.values()) or 1
     types = ", ".join(f"{name} {100 * count / total:.1f} %" for name, count in found.types.items())
@@ -266,7 +266,7 @@ def _pairs(found: "Description") -> dict[str, str]:
 def _warn_of_memory(path: Path) -> None:
     """Warn if the weights certainly need more memory than this machine has free."""
     from model_runner.hub.description import describe  # noqa: PLC0415
-    from model_runner.hub.progress import size_text  # noqa: PLC0415
+    from model_runner.hub.limits import size_text  # noqa: PLC0415
     from model_runner.processes import free_memory  # noqa: PLC0415
 
     least, free = describe(path).least_memory, free_memory()

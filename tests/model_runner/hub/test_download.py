@@ -369,7 +369,7 @@ def test_an_unknown_architecture_is_not_downloaded(hub: FakeHub, cache: Path, co
 
 
 def test_a_long_head_is_read_in_several_steps(hub: FakeHub, console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("model_runner.hub.remote_heads._FIRST", 64)
+    monkeypatch.setattr("model_runner.hub.remote._FIRST", 64)
     hub.add(REPO, {"m-Q8_0.gguf": gguf_bytes("mamba")})
     with pytest.raises(ModelNotFoundError, match=r"mamba"):
         fetch_model(NAME, OPEN, console)

@@ -4,7 +4,8 @@ import io
 
 from rich.console import Console
 
-from model_runner.hub.progress import Lines, open_progress, size_text
+from model_runner.hub.limits import size_text
+from model_runner.hub.progress import Lines, open_progress
 
 
 def test_lines_now_and_then() -> None:

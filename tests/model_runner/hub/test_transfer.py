@@ -229,14 +229,14 @@ def test_a_stop_keeps_what_has_arrived(item: Item, client: httpx.Client, hub: Fa
 def test_small_requests(hub: FakeHub, client: httpx.Client) -> None:
     hub.files["/x"] = b"12345"
     hub.failures = [(503, {})]
-    assert get(client, f"{hub.url}/x", {}, "x", 3).content == b"123"
+    assert get(client, f"{hub.url}/x", "x", 3).content == b"123"
     with pytest.raises(RefusedError, match=r"x: the server answered 404"):
-        get(client, f"{hub.url}/y", {}, "x")
+        get(client, f"{hub.url}/y", "x")
     hub.failures = [(503, {})] * 3
     with pytest.raises(UnreachableError, match=r"503"):
-        get(client, f"{hub.url}/x", {}, "x")
+        get(client, f"{hub.url}/x", "x")
     with pytest.raises(UnreachableError, match=r"ConnectError"):
-        get(client, "http://127.0.0.1:1/x", {}, "x")
+        get(client, "http://127.0.0.1:1/x", "x")
 
 
 def test_a_file_without_end_is_refused(item: Item, client: httpx.Client, told: Told, hub: FakeHub) -> None:

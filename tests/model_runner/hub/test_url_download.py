@@ -7,9 +7,9 @@ import pytest
 from rich.console import Console
 
 from model_runner.hub.access import HubAccess, ModelNotFoundError
+from model_runner.hub.fetch import fetch_url
 from model_runner.hub.names import FileUrl
 from model_runner.hub.repository import cache_folder, locate_model
-from model_runner.hub.url_cache import fetch_url
 from tests.model_runner.hub.fake_hub import FakeHub
 from tests.model_runner.hub.weights import gguf_bytes
 
