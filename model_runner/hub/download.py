@@ -21,7 +21,7 @@ from model_runner.hub.limits import (
 from model_runner.hub.names import FileUrl, HubName
 from model_runner.hub.progress import open_progress
 from model_runner.hub.remote import RemoteRepo, connected, look_up, read_gguf_head
-from model_runner.hub.store import HubFile, RepoCache
+from model_runner.hub.store import HubFile, RepoCache, write_atomically
 from model_runner.hub.transfer import Answer, Item, TransferError, Transfers
 from model_runner.json_files import read_object
 from model_runner.read_numbers import whole_number
@@ -142,10 +142,7 @@ def _forget_other_versions(address: str, targets: Sequence[Path], versions: Sequ
         for target in targets:
             for path in (target, target.with_name(f"{target.name}.incomplete")):
                 path.unlink(missing_ok=True)
-    source.parent.mkdir(parents=True, exist_ok=True)
-    new = source.with_suffix(".new")
-    new.write_text(json.dumps({"url": address, "versions": versions}, indent=2), encoding="utf-8")
-    new.replace(source)
+    write_atomically(source, json.dumps({"url": address, "versions": versions}, indent=2))
 
 
 def _item_of_url(url: str, target: Path, answer: Answer) -> Item:

@@ -4,12 +4,13 @@ import contextlib
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from model_runner.hub.cached import FOLDER, SOURCE
+from model_runner.hub.store import files_below
 from model_runner.json_files import read_object
 
 _MODEL_FORM = "[0-9a-f]" * 16
@@ -80,18 +81,16 @@ def remove_entries(folder: Path, is_meant: Callable[[CacheEntry], bool]) -> list
 
 def bytes_below(path: Path) -> int:
     """Bytes of a file, or of all files below a folder, without what links lead to. Raises OSError."""
-    stats = [path.lstat(), *(one.lstat() for one in _files(path))]
-    return sum(one.st_size for one in stats if stat.S_ISREG(one.st_mode))
+    return sum(one.st_size for one in _stats_of(path) if stat.S_ISREG(one.st_mode))
 
 
 def _entry(folder: Path, path: Path, kind: CacheKind) -> CacheEntry:
-    stats = [path.lstat(), *(one.lstat() for one in _files(path))]
     return CacheEntry(
         name=path.relative_to(folder).as_posix(),
         kind=kind.name,
         source=_source(path, kind),
         size=bytes_below(path),
-        used=max(max(one.st_atime, one.st_mtime) for one in stats),
+        used=max(max(one.st_atime, one.st_mtime) for one in _stats_of(path)),
         path=path,
     )
 
@@ -108,7 +107,6 @@ def _source(path: Path, kind: CacheKind) -> str:
     return kind.what
 
 
-def _files(path: Path) -> Iterator[Path]:
-    """The files below a folder."""
-    for parent, _, names in () if path.is_symlink() else os.walk(path):
-        yield from (Path(parent) / name for name in names)
+def _stats_of(path: Path) -> list[os.stat_result]:
+    """Status of a file or folder and of all files below; links are not followed."""
+    return [one.lstat() for one in (path, *(() if path.is_symlink() else files_below(path)))]

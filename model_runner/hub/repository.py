@@ -10,7 +10,6 @@ import re
 import shutil
 import subprocess
 import tempfile
-import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from model_runner.hub.choice import Wanted, choose_gguf, chooses_gguf
 from model_runner.hub.fetch import fetch_model, fetch_url
 from model_runner.hub.names import EMBEDDED_NAME, FileUrl, HubName, StoreName, is_embedded, parse_name, revision_of
 from model_runner.hub.other_stores import find_stored
-from model_runner.hub.store import RepoCache
+from model_runner.hub.store import RepoCache, write_atomically
 from model_runner.processes import isolated_module
 from model_runner.weights.damage import find_damage
 
@@ -43,7 +42,7 @@ def hash_file(path: Path, cache: Path) -> str:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if path.stat().st_size >= _SMALL:
         with contextlib.suppress(OSError):  # a cache folder that is not writable only costs time
-            _remember(known, digest)
+            write_atomically(known, digest)
     return digest
 
 
@@ -52,14 +51,6 @@ def hash_listing(files: Iterable[Path]) -> str:
     stamps = [(file, file.stat()) for file in files]
     listing = json.dumps([[str(file), status.st_size, status.st_mtime_ns] for file, status in stamps])
     return hashlib.sha256(listing.encode()).hexdigest()
-
-
-def _remember(known: Path, digest: str) -> None:
-    """Write atomically: another server may be reading."""
-    known.parent.mkdir(parents=True, exist_ok=True)
-    written = known.with_suffix(f".{uuid.uuid4().hex}")
-    written.write_text(digest)
-    written.replace(known)
 
 
 logger = logging.getLogger("samewise.model")
@@ -212,7 +203,7 @@ def _remember_hashes(found: Found) -> None:
     for path, digest in found.digests.items():
         with contextlib.suppress(OSError):
             if path.stat().st_size >= _SMALL:
-                _remember(cache_folder() / "hashes" / hash_listing([path.resolve()]), digest)
+                write_atomically(cache_folder() / "hashes" / hash_listing([path.resolve()]), digest)
 
 
 def embedded_file() -> Path:

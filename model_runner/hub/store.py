@@ -71,7 +71,7 @@ class RepoCache:
     def remember(self, revision: str, commit: str) -> None:
         """Note which commit a branch or tag names now."""
         if revision != commit:
-            _write_atomically(self.folder / "refs" / revision, commit)
+            write_atomically(self.folder / "refs" / revision, commit)
 
     def snapshot(self, commit: str) -> Path:
         """Folder of a commit's files."""
@@ -127,7 +127,7 @@ class RepoCache:
         }
         content = json.dumps({"format_version": _TREE_VERSION, "files": entries}, indent=1)
         with contextlib.suppress(OSError):
-            _write_atomically(self.folder / "trees" / f"{commit}.json", content)
+            write_atomically(self.folder / "trees" / f"{commit}.json", content)
 
     def blob(self, file: HubFile) -> Path:
         """Where the content of a file is, or will be."""
@@ -177,7 +177,8 @@ def files_below(folder: Path) -> Iterator[Path]:
         yield from (Path(parent) / name for name in names)
 
 
-def _write_atomically(path: Path, content: str) -> None:
+def write_atomically(path: Path, content: str) -> None:
+    """Write a file that other processes may be reading. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{uuid.uuid4().hex}")
     new.write_text(content, encoding="utf-8")
