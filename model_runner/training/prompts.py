@@ -8,11 +8,11 @@ share no template and no topic with these.
 import importlib
 import inspect
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from model_runner.json_files import read_object
 
@@ -60,173 +60,52 @@ def training_prompts(own: Sequence[Prompt] = (), seed: int = 0) -> Iterator[Prom
     Few of the other prompts repeat within some thousands.
     """
     source = random.Random(seed)
-    maker = _Maker(source)
-    makers, weights = zip(*maker.kinds, strict=True)
+    topics = {**TOPICS, "passages": passages(TOPICS["documented"])}
+    kinds = [*_DATA["kinds"], _DATA["beginnings"]]
+    weights = [kind["weight"] for kind in kinds]
     next_own = cycle(own)
     while True:
         if own and source.random() < OWN_SHARE:
             yield next(next_own)
+            continue
+        (kind,) = source.choices(kinds, weights)
+        if kind is not _DATA["beginnings"]:
+            yield Prompt(_filled(kind, source, topics))
+        elif source.randint(0, 1):
+            words = source.choice(topics["passages"]).split(" ")
+            yield Prompt(" ".join(words[: source.randint(12, 40)]), "plain")
         else:
-            yield source.choices(makers, weights)[0]()
+            yield Prompt(_filled(kind, source, topics), "plain")
 
 
-class _Maker:
-    """Makes prompts of each kind."""
+class _Fields(dict[str, str]):
+    """The fields of a prompt. A field without a value is drawn from the topics of its name."""
 
-    def __init__(self, source: random.Random) -> None:
-        self._pick = source.choice
-        self._number = source.randint
-        self._passages = passages(TOPICS["documented"])
-        self.kinds: tuple[tuple[Callable[[], Prompt], float], ...] = (
-            (self._about_subject, 10),
-            (self._story, 4),
-            (self._code, 5),
-            (self._sentence, 3),
-            (self._list, 3),
-            (self._arithmetic, 2),
-            (self._conversation, 1),
-            (self._passage, 4),
-            (self._plain, 3),
-        )
+    def __init__(self, source: random.Random, topics: Mapping[str, Sequence[str]]) -> None:
+        self._source = source
+        self._topics = topics
 
-    def _about_subject(self) -> Prompt:
-        subject, other = self._pick(TOPICS["subjects"]), self._pick(TOPICS["subjects"])
-        return Prompt(
-            self._pick(
-                (
-                    f"Explain {subject} to a child.",
-                    f"Explain {subject} in detail.",
-                    f"What should everybody know about {subject}?",
-                    f"Write a short essay about {subject}.",
-                    f"Write a blog post about {subject} with headings.",
-                    f"List five facts about {subject}.",
-                    f"What are the advantages and disadvantages of {subject}?",
-                    f"Give me a step-by-step guide to {subject} for beginners.",
-                    f"How has {subject} changed over the last hundred years?",
-                    f"Why does {subject} matter?",
-                    f"Compare {subject} with {other}.",
-                    f"Write three quiz questions about {subject} with answers.",
-                    f"What are common misunderstandings about {subject}?",
-                    f"Summarise the most important ideas about {subject} in one paragraph.",
-                    f"I know nothing about {subject}. Where do I start?",
-                    f"Write an outline for a talk about {subject}.",
-                    f"Write a formal email to a colleague about {subject}.",
-                    f"Describe {subject} in exactly three sentences.",
-                    f"Act as a teacher and introduce {subject}.",
-                    f"Make a table with two columns about {subject}: term and meaning.",
-                    f"{subject[0].upper()}{subject[1:]}?",
-                )
-            )
-        )
-
-    def _story(self) -> Prompt:
-        who, where, what = self._pick(TOPICS["characters"]), self._pick(TOPICS["places"]), self._pick(TOPICS["events"])
-        form = self._pick(TOPICS["forms"])
-        return Prompt(
-            self._pick(
-                (
-                    f"Write a {form} about {who} who {what} {where}.",
-                    f"Write a {form} that takes place {where}.",
-                    f"Describe {who} {where}.",
-                    f"Begin a novel {where}: {who} {what}.",
-                    f"Invent a title and a summary for a film about {who} who {what}.",
-                )
-            )
-        )
-
-    def _code(self) -> Prompt:
-        task, language = self._pick(TOPICS["code_tasks"]), self._pick(TOPICS["languages"])
-        return Prompt(
-            self._pick(
-                (
-                    f"Write a {language} function that {task}.",
-                    f"Write a {language} program that {task}, and explain how it works.",
-                    f"Show me how one {task} in {language}.",
-                    f"Write a Python function that {task}, with type hints and a docstring.",
-                    f"Write tests for a Python function that {task}.",
-                )
-            )
-        )
-
-    def _sentence(self) -> Prompt:
-        sentence = self._pick(TOPICS["sentences"])
-        if self._number(0, 1):
-            return Prompt(f"Translate into {self._pick(TOPICS['tongues'])}: {sentence}")
-        return Prompt(f"{self._pick(TOPICS['rewrites'])}: {sentence}")
-
-    def _list(self) -> Prompt:
-        topic, count = self._pick(TOPICS["list_topics"]), self._number(3, 12)
-        return Prompt(
-            self._pick(
-                (
-                    f"List {count} {topic}.",
-                    f"Give me {count} {topic}, each with one sentence of explanation.",
-                    f"Suggest some {topic}.",
-                    f"Give me a JSON array of {count} {topic}.",
-                )
-            )
-        )
-
-    def _arithmetic(self) -> Prompt:
-        name, things = self._pick(TOPICS["names"]), self._pick(TOPICS["objects"])
-        few, many = self._number(2, 12), self._number(13, 90)
-        return Prompt(
-            self._pick(
-                (
-                    f"{name} has {many} {things} and gives away {few}. How many {things} are left?",
-                    f"{name} buys {few} {things} for {many} cents each. How much is that? Think step by step.",
-                    f"What is {many} times {few}?",
-                    f"A box holds {few} {things}. How many boxes does {name} need for {many} {things}?",
-                )
-            )
-        )
-
-    def _conversation(self) -> Prompt:
-        return Prompt(self._pick(TOPICS["greetings"]))
-
-    def _passage(self) -> Prompt:
-        request = self._pick(
-            (
-                "Summarise this text:",
-                "Explain the following in plain words:",
-                "What is this documentation about?",
-                "Turn this into a bulleted list:",
-                "Write an example that uses what is described here:",
-                "Which questions does this text leave open?",
-            )
-        )
-        return Prompt(f"{request}\n\n{self._pick(self._passages)}")
-
-    def _plain(self) -> Prompt:
-        """The beginning of a passage, or of a sentence about a subject, without the chat template."""
-        if self._number(0, 1):
-            words = self._pick(self._passages).split(" ")
-            return Prompt(" ".join(words[: self._number(12, 40)]), "plain")
-        subject = self._pick(TOPICS["subjects"])
-        start = self._pick(
-            (
-                f"The history of {subject} begins",
-                f"When people think of {subject}, they often",
-                f"# {subject[0].upper()}{subject[1:]}\n\n",
-                f"Chapter 1\n\nUntil that day she had never heard of {subject}.",
-                f"Question: what is special about {subject}?\nAnswer:",
-            )
-        )
-        return Prompt(start, "plain")
+    def __missing__(self, name: str) -> str:
+        return self._source.choice(self._topics[name])
 
 
-_PASSAGE_REQUESTS = (
-    "Give the gist of the passage below in two sentences.\n\n{}",
-    "Here is a reference text. Write a friendly introduction to it for newcomers.\n\n{}",
-)
+def _filled(kind: Mapping[str, Any], source: random.Random, topics: Mapping[str, Sequence[str]]) -> str:
+    """A random prompt of a kind: first its fields are drawn, from topics or a range of numbers, then its template."""
+    fields = _Fields(source, topics)
+    for name, values in kind["fields"].items():
+        value = source.choice(topics[values]) if isinstance(values, str) else str(source.randint(*values))
+        fields[name], fields[name.capitalize()] = value, value[0].upper() + value[1:]
+    template: str = source.choice(kind["templates"])
+    return template.format_map(fields)
 
 
 def held_out_prompts() -> dict[str, list[Prompt]]:
     """The prompts by kind; `passage` and `plain` use docstrings that no training prompt uses."""
     trained = set(passages(TOPICS["documented"]))
     found = [text for text in passages(HELD_OUT["documented"]) if text not in trained]
+    requests = _DATA["held_out_passages"]
     chosen = found[:: len(found) // 16][:16]
     prompts = {kind: [Prompt(text) for text in texts] for kind, texts in HELD_OUT.items() if kind != "documented"}
-    prompts["passage"] = [Prompt(_PASSAGE_REQUESTS[i % 2].format(text)) for i, text in enumerate(chosen[::2])]
+    prompts["passage"] = [Prompt(requests[i % 2].format(passage=text)) for i, text in enumerate(chosen[::2])]
     prompts["plain"] = [Prompt(" ".join(text.split(" ")[:24]), "plain") for text in chosen[1::2]]
     return prompts
