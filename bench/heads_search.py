@@ -25,7 +25,7 @@ from model_runner.training.eagle3 import Eagle3Objective, draft_layer_config, fr
 from model_runner.training.examples import AnswerStore, Example, ExampleStore, TargetForTraining, training_questions
 from model_runner.training.hydra import HydraObjective, fresh_hydra
 from model_runner.training.loop import LoopOptions, Moment, TrainingLoop, product_type
-from model_runner.training.objective import Objective, answer_rows
+from model_runner.training.objective import Objective
 from model_runner.training.pipeline import MAX_SEQUENCE
 from model_runner.training.teacher import TargetWeights, choose_draft_ids
 
@@ -100,7 +100,6 @@ class Search:
         start = time.perf_counter()
         loss = TrainingLoop(objective, examples, options, state).run(lambda moment: None, _print)
         seconds = time.perf_counter() - start
-        objective.module.eval()
         heads = objective.export()
         ranks = [_ranks(objective, judge, compared, temperature) for temperature in (0.0, 1.0)]
         return Result(
@@ -115,10 +114,10 @@ class Search:
     def _objective(self, variant: Variant, judge: NoisyJudge, examples: Sequence[Example]) -> Objective:
         if variant.kind == "eagle3":
             eagle3 = fresh_eagle3(self._target, judge.draft_ids, variant.needs, draft_layer_config(self._model))
-            return Eagle3Objective(self._target, judge, eagle3, variant.depth)
-        sample = answer_rows(examples[:_SAMPLE], variant.needs, torch.device("cpu"))
+            return Eagle3Objective(eagle3, judge, variant.depth)
+        sample = examples[:_SAMPLE]
         shape = variant.depth, variant.layers, variant.needs
-        return HydraObjective(self._target, judge, fresh_hydra(self._target, judge.draft_ids, *shape, sample), sample)
+        return HydraObjective(fresh_hydra(self._target, judge.draft_ids, *shape, sample), judge, sample)
 
     def _examples(self, variant: Variant, first: int, last: int) -> list[Example]:
         needs = tuple(dict.fromkeys((*variant.needs, LAST)))

@@ -24,13 +24,14 @@ from torch import Tensor, nn
 
 from model_runner.heads.base import Heads
 from model_runner.heads.hydra import HydraHeads, hydra_features
-from model_runner.learning.plan import BATCH_ROWS, FRESH_DEPTH, FRESH_DRAFT_VOCAB, learning_needs
+from model_runner.learning.plan import BATCH_ROWS, FRESH_DEPTH, FRESH_DRAFT_VOCAB
 from model_runner.learning.store import LearntFormat
 from model_runner.learning.vocabulary import TokenFrequencies, rows_for
 from model_runner.training.examples import Example
 from model_runner.training.hydra import fresh_hydra
-from model_runner.training.objective import Objective, answer_rows
-from model_runner.training.objectives import depth_of, judge_of, objective_of
+from model_runner.training.loop import Optimizer
+from model_runner.training.objective import Objective
+from model_runner.training.objectives import SELF_FED_DEPTH, objective_of
 from model_runner.training.teacher import TargetWeights, choose_draft_ids
 
 NEWEST = 8
@@ -104,7 +105,6 @@ AVERAGED = 0.95
 """Decay of the running mean per step: it covers about twenty steps."""
 _WARM_UP = 32
 """Steps until the full learning rate: Adam first needs estimates of the gradients' magnitudes."""
-_CPU = torch.device("cpu")
 
 
 class Trainee:
@@ -118,25 +118,16 @@ class Trainee:
         """Trains a copy of `heads`; `sample` is typical training data."""
         self._heads = copy.deepcopy(heads)
         self._target = target
-        self._judge = judge_of(self._heads, target, _CPU, dtype)
-        self._objective = objective_of(self._heads, target, self._judge, sample=sample)
-        self._parameters: list[Tensor] = [one for one in self._objective.module.parameters() if one.requires_grad]
+        self._objective = objective_of(self._heads, target, dtype, sample=sample)
+        self._optimizer = Optimizer(self._objective)
+        self._parameters = self._optimizer.parameters
         self._means = [one.detach().clone() for one in self._parameters]
-        self._optimizer = torch.optim.AdamW(self._parameters, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
         self.steps = 0
 
     def step(self, examples: Sequence[Example]) -> bool:
         """Train on a batch; False if numbers are no longer finite, so that the heads are useless."""
-        for group in self._optimizer.param_groups:
-            group["lr"] = LEARNING_RATE * min(1.0, (self.steps + 1) / _WARM_UP)
-        self._objective.module.train()
-        self._optimizer.zero_grad()
-        loss = self._objective.loss(examples)
-        loss.backward()  # type: ignore[no-untyped-call]
-        norm = nn.utils.clip_grad_norm_(self._parameters, 1.0)
-        if not math.isfinite(float(loss.detach()) + float(norm)):
+        if self._optimizer.step(examples, LEARNING_RATE * min(1.0, (self.steps + 1) / _WARM_UP)) is None:
             return False
-        self._optimizer.step()
         self.steps += 1
         self._average()
         return True
@@ -145,7 +136,7 @@ class Trainee:
     def candidate(self) -> Iterator[Objective]:
         """The averaged heads, to be compared or exported."""
         self._swap()
-        self._objective.module.eval()
+        self._objective.heads.eval()
         try:
             yield self._objective
         finally:
@@ -178,8 +169,8 @@ class Trainee:
             for matrix in (weight, mean):
                 matrix[rows] = rows_for(wanted, known, matrix)
             ids[rows] = tokens
-            self._judge.replace(rows, tokens)
-            for moment in self._optimizer.state[weight].values():
+            self._objective.judge.replace(rows, tokens)
+            for moment in self._optimizer.adam.state[weight].values():
                 if moment.shape == weight.shape:
                     moment[rows] = 0.0
         return len(rows)
@@ -338,8 +329,7 @@ class Learner:
         self._dtype = dtype
         self._clock = clock
         self._source = random.Random(0)
-        self._depth = FRESH_DEPTH if start.first is None else depth_of(start.first)
-        self._needs = learning_needs(start.first, target.shape)
+        self._depth = FRESH_DEPTH if start.first is None else start.first.depth or SELF_FED_DEPTH
         self._counts = TokenFrequencies(target.shape.vocab_size)
         self._credit = 0
         self._published_at = clock()
@@ -486,7 +476,7 @@ class Learner:
     def _objective(self, heads: Heads | None) -> Objective | None:
         if heads is None:
             return None
-        return objective_of(heads, self._target, judge_of(heads, self._target, torch.device("cpu"), self._dtype))
+        return objective_of(heads, self._target, self._dtype)
 
     def _new_trainee(self) -> Trainee:
         """A trainee from the heads in use, or else from fresh ones that fit the traffic so far."""
@@ -495,9 +485,8 @@ class Learner:
             return Trainee(self._current.export(), self._target, self._dtype, sample)
         shape = self._target.shape
         ids = choose_draft_ids(sample, FRESH_DRAFT_VOCAB, shape.vocab_size)
-        rows = answer_rows(sample, self._needs, torch.device("cpu"))
         torch.manual_seed(0)
-        fresh = fresh_hydra(self._target, ids, FRESH_DEPTH, 1, hydra_features(shape.num_layers), rows)
+        fresh = fresh_hydra(self._target, ids, FRESH_DEPTH, 1, hydra_features(shape.num_layers), sample)
         return Trainee(fresh, self._target, self._dtype, sample)
 
 

@@ -1,6 +1,5 @@
 """Training of EAGLE-3 heads on whole sequences; each depth uses the states of the depth before it."""
 
-import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from model_runner.heads.eagle3 import Eagle3Heads, Eagle3Shape
 from model_runner.heads.layer import LayerShape
 from model_runner.modules.loading import load_config
 from model_runner.training.examples import Example
-from model_runner.training.objective import Guess, Judge
+from model_runner.training.objective import Guess, Judge, Objective
 from model_runner.training.teacher import TargetWeights
 
 
@@ -95,44 +94,33 @@ class _Places:
     spans: list[Span]
 
 
-class Eagle3Objective:
-    """Implements Objective. The heads' own embedding, if they have one, is not trained."""
+class Eagle3Objective(Objective):
+    """Trains the layer on its own states. The heads' own embedding, if they have one, is not trained."""
 
-    def __init__(self, target: TargetWeights, judge: Judge, heads: Eagle3Heads, depth: int) -> None:
-        """Starts from `heads` and takes ownership of them; trains them to predict `depth` tokens ahead."""
-        self.needs = tuple(dict.fromkeys((*heads.needs, LAST)))
-        self._heads = heads.requires_grad_().to(judge.device)
+    heads: Eagle3Heads
+
+    def __init__(self, heads: Eagle3Heads, judge: Judge, depth: int) -> None:
+        """Trains the heads to predict `depth` tokens ahead."""
+        super().__init__(heads, judge)
         if heads.embed_tokens is not None:
             heads.embed_tokens.requires_grad_(requires_grad=False)
-        self._embedding = heads.embed_tokens or target.embedding.to(judge.device)
-        self._judge = judge
+        self._embedding = heads.embed_tokens or judge.target.embedding.to(judge.device)
         self._depth = depth
-        self.module = heads
 
-    def loss(self, examples: Sequence[Example]) -> Tensor:
-        return self._judge.loss(self._guesses(_places(examples, self.needs, self._judge.device)))
-
-    @torch.no_grad()
-    def ranks(self, examples: Sequence[Example]) -> Tensor:
-        places = _places(examples, self.needs, self._judge.device)
-        return self._judge.ranks(self._guesses(places), sum(one.num_answer for one in examples))
-
-    def export(self) -> Eagle3Heads:
-        return copy.deepcopy(self._heads).cpu()
-
-    def _guesses(self, places: _Places) -> Iterator[Guess]:
-        attention = UnrolledAttention(places.spans, self._heads.scale)
+    def guesses(self, examples: Sequence[Example]) -> Iterator[Guess]:
+        places = _places(examples, self.needs, self.judge.device)
+        attention = UnrolledAttention(places.spans, self.heads.scale)
         embedded = self._embedding(places.following)
         before = torch.arange(len(embedded), device=embedded.device)  # of the rows at which the previous step ran
         state = torch.empty(0)
         for step in range(self._depth):
             at = _joined(places.spans, step, places.following.device)
-            with self._judge.products():
+            with self.judge.products():
                 if step == 0:
-                    state = self._heads.first_state(places.features)
+                    state = self.heads.first_state(places.features)
                 else:
                     state = state[torch.searchsorted(before, at - 1)]
-                state = self._heads.step(embedded[at], state, places.positions[at], attention)
+                state = self.heads.step(embedded[at], state, places.positions[at], attention)
                 guess = self._guess(places, state, at, step)
             before = at
             yield guess
@@ -146,7 +134,7 @@ class Eagle3Objective:
             kept.append(torch.arange(span.first + step, span.first + step + count))
             row += span.end - span.first
         place = torch.cat(kept).to(at.device)
-        logits = self._heads.logits(state[torch.searchsorted(at, place)])
+        logits = self.heads.logits(state[torch.searchsorted(at, place)])
         tokens, teacher = places.following[place + 1], places.features[LAST][place + 1]
         return Guess(torch.cat(rows).to(at.device), logits, tokens, teacher)
 

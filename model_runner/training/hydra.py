@@ -1,7 +1,6 @@
 """Training of Hydra heads: every head at every position of an answer, given the actual tokens before it."""
 
-import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -9,8 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from model_runner.features import LAST, Feature
+from model_runner.heads.base import Heads
 from model_runner.heads.hydra import HydraHeads, HydraShape
-from model_runner.training.objective import AnswerRows, Guess, Judge, ObjectiveByRow
+from model_runner.training.examples import Example
+from model_runner.training.objective import AnswerRows, Guess, Judge, Objective, answer_rows
 from model_runner.training.teacher import TargetWeights
 
 REACHED = 3
@@ -18,50 +19,47 @@ REACHED = 3
 before it. Elsewhere no draft follows the output. This halves the time, and matches how heads are used."""
 
 
-class HydraObjective(ObjectiveByRow):
-    """Implements Objective.
+class HydraObjective(Objective):
+    """Trains all heads on actual tokens.
 
     Inputs are divided by their typical magnitude, so that all weights learn at the same rate. Their weights are
     multiplied by it during training; `export` reverts this.
     """
 
-    def __init__(
-        self, target: TargetWeights, judge: Judge, heads: HydraHeads, sample: AnswerRows | None = None
-    ) -> None:
-        """Starts from `heads` and takes ownership of them.
+    heads: HydraHeads
 
-        `sample` gives the magnitude of the inputs; None if the heads are not trained.
-        """
-        super().__init__(tuple(dict.fromkeys((*heads.needs, LAST))), judge)
-        self._heads = heads.requires_grad_().to(judge.device)
-        self._embedding = target.embedding.to(judge.device)
+    def __init__(self, heads: HydraHeads, judge: Judge, sample: Sequence[Example] = ()) -> None:
+        """`sample` gives the magnitude of the inputs; it is empty if the heads are not trained."""
+        super().__init__(heads, judge)
+        self._embedding = judge.target.embedding.to(judge.device)
         self._hidden_size = torch.ones((), device=judge.device)
         self._embedding_size = torch.ones((), device=judge.device)
-        if sample is not None:
-            sizes = _input_sizes(heads, self._embedding, sample)
+        if sample:
+            sizes = _input_sizes(heads, self._embedding, answer_rows(sample, heads.needs, judge.device))
             self._hidden_size, self._embedding_size = (size.to(judge.device) for size in sizes)
             _scale_inputs(heads, self._hidden_size, self._embedding_size)
-        self.module = heads
 
-    def export(self) -> HydraHeads:
-        heads = copy.deepcopy(self._heads)
+    def export(self) -> Heads:
+        heads = super().export()
+        assert isinstance(heads, HydraHeads)
         _scale_inputs(heads, 1 / self._hidden_size, 1 / self._embedding_size)
-        return heads.cpu()
+        return heads
 
-    def guesses(self, rows: AnswerRows) -> Iterator[Guess]:
-        """Predictions of all heads. In training, a head only sees positions that drafts reach (REACHED)."""
-        hidden = self._heads.join(rows.features) / self._hidden_size
+    def guesses(self, examples: Sequence[Example]) -> Iterator[Guess]:
+        """In training, a head only sees positions that drafts reach (REACHED)."""
+        rows = answer_rows(examples, self.needs, self.judge.device)
+        hidden = self.heads.join(rows.features) / self._hidden_size
         embedded = self._embedding(rows.tokens) / self._embedding_size
         at = rows.before(1)
-        for index in range(1, self._heads.depth + 1):
+        for index in range(1, self.heads.depth + 1):
             at = at[rows.left[at] >= index]
             path = torch.stack([embedded[at + offset] for offset in range(index)], dim=1)  # [n, index, hidden]
-            with self._judge.products():
-                logits = self._heads.head(index, hidden[at], path)
+            with self.judge.products():
+                logits = self.heads.head(index, hidden[at], path)
             guess = Guess(at, logits, rows.tokens[at + index], rows.features[LAST][at + index])
             yield guess
-            if self.module.training:
-                at = at[self._judge.guessed(guess, REACHED)]
+            if self.heads.training:
+                at = at[self.judge.guessed(guess, REACHED)]
 
 
 def fresh_hydra(
@@ -70,7 +68,7 @@ def fresh_hydra(
     depth: int,
     num_layers: int,
     features: tuple[Feature, ...],
-    sample: AnswerRows,
+    sample: Sequence[Example],
 ) -> HydraHeads:
     """Heads with random layers for inputs of the sample's magnitudes, and the target's rows as output matrix."""
     hidden = target.shape.hidden
@@ -78,7 +76,8 @@ def fresh_hydra(
     heads = HydraHeads(shape, draft_ids)
     head = heads.hydra_lm_head
     assert isinstance(head, nn.Linear)
-    hidden_size, embedding_size = _input_sizes(heads, target.embedding.to(sample.tokens.device), sample)
+    rows = answer_rows(sample, features, torch.device("cpu"))
+    hidden_size, embedding_size = _input_sizes(heads, target.embedding, rows)
     with torch.no_grad():
         head.weight.copy_(target.head[draft_ids.cpu()])
         for mlp in heads.hydra_mlp:

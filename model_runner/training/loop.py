@@ -1,4 +1,4 @@
-"""Training loop: AdamW with warm-up and cosine decay, saved every few minutes, resumed exactly."""
+"""Training steps, and a loop of them with warm-up and cosine decay, saved every few minutes and resumed exactly."""
 
 import math
 import time
@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from model_runner.training.examples import Example, batches
 from model_runner.training.objective import Objective
@@ -33,6 +34,35 @@ def _seconds(dtype: torch.dtype) -> float:
         F.linear(rows, weight)
         quickest = min(quickest, time.perf_counter() - start)
     return quickest
+
+
+class Optimizer:
+    """Steps of AdamW on an objective, with clipped gradients."""
+
+    def __init__(self, objective: Objective, weight_decay: float = 0.0) -> None:
+        """Matrices get weight decay, biases and factors do not."""
+        self._objective = objective
+        self.parameters: list[Tensor] = [one for one in objective.heads.parameters() if one.requires_grad]
+        groups: list[dict[str, Any]] = [
+            {"params": [one for one in self.parameters if one.dim() >= 2], "weight_decay": weight_decay},
+            {"params": [one for one in self.parameters if one.dim() < 2], "weight_decay": 0.0},
+        ]
+        self.adam = torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)
+
+    def step(self, examples: Sequence[Example], learning_rate: float) -> float | None:
+        """Train on a batch; returns the loss. None, and no change, if numbers are no longer finite."""
+        for group in self.adam.param_groups:
+            group["lr"] = learning_rate
+        self._objective.heads.train()
+        self.adam.zero_grad()
+        loss = self._objective.loss(examples)
+        loss.backward()  # type: ignore[no-untyped-call]
+        norm = nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        value = float(loss.detach())
+        if not math.isfinite(value + float(norm)):
+            return None
+        self.adam.step()
+        return value
 
 
 _PROBED_STEPS = 4
@@ -74,9 +104,7 @@ class TrainingLoop:
         self._examples = examples
         self._options = options
         self._state = state
-        self._optimizer = torch.optim.AdamW(
-            _groups(objective.module, options.weight_decay), lr=options.learning_rate, betas=(0.9, 0.95), fused=True
-        )
+        self._optimizer = Optimizer(objective, options.weight_decay)
         self._step = 0
         self._loss = float("nan")
         self._steps = options.steps
@@ -104,15 +132,10 @@ class TrainingLoop:
         return self._loss
 
     def _train(self, examples: Sequence[Example], steps: int) -> None:
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._options.learning_rate * _schedule(self._step / steps, self._options.warm_up)
-        self._optimizer.zero_grad()
-        loss = self._objective.loss(examples)
-        loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(self._objective.module.parameters(), 1.0)
-        self._optimizer.step()
-        value = float(loss.detach())
-        self._loss = value if math.isnan(self._loss) else 0.98 * self._loss + 0.02 * value
+        rate = self._options.learning_rate * _schedule(self._step / steps, self._options.warm_up)
+        value = self._optimizer.step(examples, rate)
+        if value is not None:
+            self._loss = value if math.isnan(self._loss) else 0.98 * self._loss + 0.02 * value
         self._step += 1
 
     def _affordable_steps(self) -> int:
@@ -122,15 +145,15 @@ class TrainingLoop:
             start = time.monotonic()
             self._objective.loss(examples).backward()  # type: ignore[no-untyped-call]
             quickest = min(quickest, time.monotonic() - start)
-        self._optimizer.zero_grad()
+        self._optimizer.adam.zero_grad()
         return max(1, round(self._options.minutes * 60 / quickest))
 
     def _save(self) -> None:
         partial = self._state.with_suffix(".partial")
         torch.save(
             {
-                "module": self._objective.module.state_dict(),
-                "optimizer": self._optimizer.state_dict(),
+                "module": self._objective.heads.state_dict(),
+                "optimizer": self._optimizer.adam.state_dict(),
                 "step": self._step,
                 "steps": self._steps,
                 "loss": self._loss,
@@ -141,18 +164,9 @@ class TrainingLoop:
 
     def _restore(self) -> None:
         content = torch.load(self._state, weights_only=True)
-        self._objective.module.load_state_dict(content["module"])
-        self._optimizer.load_state_dict(content["optimizer"])
+        self._objective.heads.load_state_dict(content["module"])
+        self._optimizer.adam.load_state_dict(content["optimizer"])
         self._step, self._steps, self._loss = content["step"], content["steps"], content["loss"]
-
-
-def _groups(module: nn.Module, weight_decay: float) -> list[dict[str, object]]:
-    """Parameter groups: matrices get weight decay, biases and factors do not."""
-    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    return [
-        {"params": [one for one in parameters if one.dim() >= 2], "weight_decay": weight_decay},
-        {"params": [one for one in parameters if one.dim() < 2], "weight_decay": 0.0},
-    ]
 
 
 def _schedule(done: float, warm_up: float) -> float:

@@ -1,19 +1,25 @@
-"""The interface between the training loop and kinds of heads, and code that these share."""
+"""Training objectives of draft heads, for training before serving and for learning while serving.
 
+examples -> Objective.guesses -> Judge.loss: how far the heads are from the target's distribution
+                              -> Judge.ranks: which of their guesses came true
+"""
+
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+import torch.nn.functional as F
+from torch import Tensor
 
-from model_runner.features import Feature
+from model_runner.features import LAST, Feature
 from model_runner.heads.base import Heads
 from model_runner.training.examples import Example
-from model_runner.training.teacher import TargetWeights, Teacher
+from model_runner.training.teacher import TargetWeights
 
 _CHUNK_NUMBERS = 1 << 20
 """Logits processed at a time, so that they and their temporaries stay in the processor's cache."""
@@ -59,36 +65,38 @@ RANKS = 8
 """Number of first guesses among which the actual token is searched."""
 
 
-class Objective(Protocol):
-    """Heads in training."""
+class Objective(ABC):
+    """Heads in training, or in comparison. It owns the heads, and loads the target's parts that they need."""
 
-    @property
-    def module(self) -> nn.Module:
-        """All trained parameters."""
-        ...
+    def __init__(self, heads: Heads, judge: "Judge") -> None:
+        self.heads = heads.requires_grad_().to(judge.device)
+        self.judge = judge
+        self.needs: tuple[Feature, ...] = tuple(dict.fromkeys((*heads.needs, LAST)))
+        """Features of the examples that training uses."""
 
-    @property
-    def needs(self) -> tuple[Feature, ...]:
-        """Features of the examples that the heads use."""
-        ...
+    @abstractmethod
+    def guesses(self, examples: Sequence[Example]) -> Iterator["Guess"]:
+        """The predictions of each depth, wherever an answer is long enough."""
 
     def loss(self, examples: Sequence[Example]) -> Tensor:
         """The loss, a scalar."""
-        ...
+        return self.judge.loss(self.guesses(examples))
 
+    @torch.no_grad()
     def ranks(self, examples: Sequence[Example]) -> Tensor:
-        """Ranks of the actual tokens among the predictions.
+        """Ranks of the actual tokens among the predictions, in evaluation mode.
 
         Returns:
             [R, depth] int64 for R positions in answers: the rank (0 for the first guess) of the actual token in each
             depth's prediction, given the actual tokens before it. RANKS if it is not among the first guesses, -1 after
             the end of the answer.
         """
-        ...
+        self.heads.eval()
+        return self.judge.ranks(self.guesses(examples), sum(one.num_answer for one in examples))
 
     def export(self) -> Heads:
-        """The current heads, ready to be saved."""
-        ...
+        """A copy of the current heads on the CPU, ready to be saved."""
+        return copy.deepcopy(self.heads).cpu()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,20 +115,21 @@ class Judge:
     """
 
     def __init__(self, target: TargetWeights, draft_ids: Tensor, device: torch.device, dtype: torch.dtype) -> None:
+        """Judges predictions of these tokens; products run in `dtype`."""
+        self.target = target
         self.draft_ids = draft_ids.to(device)
         self.device = device
         self.dtype = dtype
-        self._target = target
 
     @cached_property
-    def _teacher(self) -> Teacher:
-        """Created at first use: heads that are only compared need no teacher."""
-        return Teacher(self._target, self.draft_ids.cpu(), self.device, self.dtype)
+    def _rows(self) -> Tensor:
+        """[draft_vocab, hidden] of the target's head; copied at first use, because comparisons do not need it."""
+        return self.target.head[self.draft_ids.cpu()].to(self.device, self.dtype)
 
     @cached_property
     def _row_of(self) -> Tensor:
         """[vocab] each token's row in the draft vocabulary, or -1."""
-        row_of = torch.full((self._target.shape.vocab_size,), -1, device=self.device)
+        row_of = torch.full((self.target.shape.vocab_size,), -1, device=self.device)
         row_of[self.draft_ids] = torch.arange(len(self.draft_ids), device=self.device)
         return row_of
 
@@ -129,7 +138,7 @@ class Judge:
         self._row_of[self.draft_ids[rows]] = -1
         self._row_of[tokens] = rows.to(self.device)
         self.draft_ids[rows] = tokens
-        self._teacher.replace(rows, self._target.head[tokens.cpu()])
+        self._rows[rows] = self.target.head[tokens.cpu()].to(self._rows)
 
     def products(self) -> torch.autocast:
         """Context in which products use the faster type."""
@@ -143,6 +152,13 @@ class Judge:
             total = total + soft_cross_entropy(guess.logits, self._teacher(guess.teacher), weights) * weights.sum()
             count += weights.sum()
         return total / count.clamp_min(1.0)
+
+    @torch.no_grad()
+    def _teacher(self, hidden: Tensor) -> Tensor:
+        """Hidden states LAST [n, hidden] -> the target's logits [n, draft_vocab]."""
+        logits = F.linear(hidden.to(self._rows.dtype), self._rows) * self.target.scale
+        softcap = self.target.softcap
+        return logits if softcap is None else (logits / softcap).tanh() * softcap
 
     @torch.no_grad()
     def guessed(self, guess: Guess, first: int) -> Tensor:
@@ -193,23 +209,3 @@ def answer_rows(examples: Sequence[Example], needs: Collection[Feature], device:
 
 def _tensor(array: np.typing.NDArray[np.generic], device: torch.device) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array)).to(device)
-
-
-class ObjectiveByRow(ABC):
-    """Base of objectives for heads that predict from each row independently."""
-
-    def __init__(self, needs: tuple[Feature, ...], judge: Judge) -> None:
-        self.needs = needs
-        self._judge = judge
-
-    @abstractmethod
-    def guesses(self, rows: AnswerRows) -> Iterator[Guess]:
-        """The predictions of each depth, wherever the answer is long enough."""
-
-    def loss(self, examples: Sequence[Example]) -> Tensor:
-        return self._judge.loss(self.guesses(answer_rows(examples, self.needs, self._judge.device)))
-
-    @torch.no_grad()
-    def ranks(self, examples: Sequence[Example]) -> Tensor:
-        rows = answer_rows(examples, self.needs, self._judge.device)
-        return self._judge.ranks(self.guesses(rows), len(rows.tokens))

@@ -18,13 +18,13 @@ from torch import Tensor
 
 from model_runner.config import RunnerConfig
 from model_runner.features import LAST, Feature, require_layers
-from model_runner.heads.base import TargetShape
+from model_runner.heads.base import Heads, TargetShape
 from model_runner.heads.eagle3 import default_features
 from model_runner.heads.hydra import HydraHeads, hydra_features
 from model_runner.heads.loading import heads_checkpoint, load_heads, save_heads
 from model_runner.modules.loading import load_config
 from model_runner.platforms.choose import resolve_device
-from model_runner.training.eagle3 import Eagle3Objective, draft_layer_config, fresh_eagle3
+from model_runner.training.eagle3 import draft_layer_config, fresh_eagle3
 from model_runner.training.examples import (
     AnswerQuestions,
     AnswerStore,
@@ -37,11 +37,10 @@ from model_runner.training.examples import (
     own_prompts,
     training_questions,
 )
-from model_runner.training.hydra import HydraObjective, fresh_hydra, take_over
+from model_runner.training.hydra import fresh_hydra, take_over
 from model_runner.training.loop import LoopOptions, Moment, TrainingLoop, product_type
-from model_runner.training.medusa import MedusaObjective, fresh_medusa
-from model_runner.training.objective import RANKS, Judge, Objective, answer_rows
-from model_runner.training.objectives import judge_of, objective_of
+from model_runner.training.objective import RANKS, Objective
+from model_runner.training.objectives import fresh_medusa, objective_of
 from model_runner.training.prompts import Prompt
 from model_runner.training.teacher import TargetWeights, choose_draft_ids
 
@@ -67,13 +66,11 @@ class Accuracy:
 
 def measure(objective: Objective, examples: Sequence[Example]) -> list[Accuracy]:
     """Accuracy for each temperature."""
-    objective.module.eval()
     results = []
     for temperature in sorted({one.temperature for one in examples}):
         some = [one for one in examples if one.temperature == temperature]
         parts = [objective.ranks(some[start : start + _BATCH]) for start in range(0, len(some), _BATCH)]
         results.append(_accuracy(temperature, torch.cat(parts).cpu()))
-    objective.module.train()
     return results
 
 
@@ -223,24 +220,25 @@ class _Run:
         """The objective for fresh heads."""
         options = self._options
         torch.manual_seed(options.loop.seed)
-        target = self._target
-        draft_ids = choose_draft_ids(examples, options.draft_vocab, target.shape.vocab_size)
-        judge = Judge(target, draft_ids, self._device, self._products)
+        sample = examples[:_SAMPLE]
+        heads = self._fresh(choose_draft_ids(examples, options.draft_vocab, self._target.shape.vocab_size), sample)
+        if options.begin_with is not None and isinstance(heads, HydraHeads):
+            trained = load_heads(options.begin_with, self._target.shape)
+            if not isinstance(trained, HydraHeads):
+                raise ValueError(f"{options.begin_with} has {trained.kind} heads; only hydra heads can be started from")
+            take_over(heads, trained)
+        return self._objective_of(heads, sample)
+
+    def _fresh(self, draft_ids: Tensor, sample: Sequence[Example]) -> Heads:
+        options, target = self._options, self._target
         if options.kind == "medusa":
-            return MedusaObjective(judge, fresh_medusa(target, draft_ids, options.depth, options.num_layers))
+            return fresh_medusa(target, draft_ids, options.depth, options.num_layers)
         if options.kind == "hydra":
-            sample = answer_rows(examples[:_SAMPLE], self._needs, self._device)
-            hydra = fresh_hydra(target, draft_ids, options.depth, options.num_layers, self._features, sample)
-            if options.begin_with is not None:
-                trained = load_heads(options.begin_with, target.shape)
-                if not isinstance(trained, HydraHeads):
-                    raise ValueError(
-                        f"{options.begin_with} has {trained.kind} heads; only hydra heads can be started from"
-                    )
-                take_over(hydra, trained)
-            return HydraObjective(target, judge, hydra, sample)
-        eagle3 = fresh_eagle3(target, draft_ids, self._features, draft_layer_config(options.model))
-        return Eagle3Objective(target, judge, eagle3, options.depth)
+            return fresh_hydra(target, draft_ids, options.depth, options.num_layers, self._features, sample)
+        return fresh_eagle3(target, draft_ids, self._features, draft_layer_config(options.model))
+
+    def _objective_of(self, heads: Heads, sample: Sequence[Example] = ()) -> Objective:
+        return objective_of(heads, self._target, self._products, self._device, sample=sample, depth=self._options.depth)
 
     def train(self, objective: Objective, examples: list[Example]) -> None:
         """Train to the end, with a usable checkpoint whenever the state is saved."""
@@ -266,9 +264,7 @@ class _Run:
 
     def stored(self) -> Objective:
         """The heads as a server reads them, including rounding."""
-        heads = load_heads(self._options.output, self._target.shape)
-        judge = judge_of(heads, self._target, self._device, self._products)
-        return objective_of(heads, self._target, judge, depth=self._options.depth)
+        return self._objective_of(load_heads(self._options.output, self._target.shape))
 
     def _advance(self, task: Any) -> Callable[[int], None]:
         return lambda done: self._progress.update(task, completed=done)

@@ -1,4 +1,4 @@
-"""The target's parts that training uses: its embedding, and the distribution that heads learn."""
+"""The target's parts that training uses: its embedding, its head, and its most frequent tokens."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from accelerate import init_empty_weights
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -100,22 +99,3 @@ def _from_files(folder: Path) -> nn.Module | None:
     for end, name in zip(ends, wanted, strict=True):
         end.weight = nn.Parameter(found[name], requires_grad=False)
     return cast(nn.Module, model)
-
-
-class Teacher:
-    """The target's logits over a draft vocabulary."""
-
-    def __init__(self, target: TargetWeights, draft_ids: Tensor, device: torch.device, dtype: torch.dtype) -> None:
-        self._rows = target.head[draft_ids].to(device, dtype)
-        self._scale = target.scale
-        self._softcap = target.softcap
-
-    def replace(self, rows: Tensor, weights: Tensor) -> None:
-        """Replace these rows [n] of the target's head by others [n, hidden]."""
-        self._rows[rows] = weights.to(self._rows)
-
-    @torch.no_grad()
-    def __call__(self, hidden: Tensor) -> Tensor:
-        """Hidden states LAST [n, hidden] -> [n, draft_vocab]."""
-        logits = F.linear(hidden.to(self._rows.dtype), self._rows) * self._scale
-        return logits if self._softcap is None else (logits / self._softcap).tanh() * self._softcap

@@ -17,15 +17,12 @@ from model_runner.learning.learner import InitialHeads, Learner, Publication, Ri
 from model_runner.learning.store import load_learnt, pack_learnt
 from model_runner.training.eagle3 import draft_layer_config, fresh_eagle3
 from model_runner.training.hydra import fresh_hydra
-from model_runner.training.medusa import fresh_medusa
-from model_runner.training.objective import answer_rows
-from model_runner.training.objectives import judge_of, objective_of
+from model_runner.training.objectives import fresh_medusa, objective_of
 from model_runner.training.teacher import TargetWeights
 from tests.model_runner.learning.traffic import FEATURE, PIECE, pieces
 
 SUBJECT = list(range(10, 50))
 OTHER = list(range(200, 240))
-CPU = torch.device("cpu")
 
 
 class Format:
@@ -87,7 +84,7 @@ def teach(
 
 def accepted(heads: Heads, target: TargetWeights, subject: Sequence[int]) -> float:
     """Tokens per step on pieces that nobody has seen."""
-    objective = objective_of(heads, target, judge_of(heads, target, torch.device("cpu"), torch.float32))
+    objective = objective_of(heads, target, torch.float32)
     tallies = judge(objective, pieces(target, subject, 20, 99_999), 3)
     return 1 + sum(one.accepted for one in tallies) / sum(one.rows for one in tallies)
 
@@ -100,8 +97,7 @@ def given(target: TargetWeights, kind: str = "hydra", ids: Sequence[int] = range
         return fresh_medusa(target, draft_ids, 3, 1)
     if kind == "eagle3":
         raise AssertionError("made where the model's folder is known")
-    rows = answer_rows(pieces(target, SUBJECT, 4, 5), (FEATURE, LAST), CPU)
-    return fresh_hydra(target, draft_ids, 3, 1, (FEATURE,), rows)
+    return fresh_hydra(target, draft_ids, 3, 1, (FEATURE,), pieces(target, SUBJECT, 4, 5))
 
 
 def exported(trainee: Trainee) -> Heads:
@@ -149,7 +145,7 @@ def test_every_kind_goes_on_from_its_heads(target: TargetWeights, tiny_model: Ca
     heads = Format(target.shape).load(Format(target.shape).pack(heads, 1))  # as from a file
     sample = pieces(target, SUBJECT, 12, 3)
     candidate = Trainee(heads, target, torch.float32, sample)
-    plain = objective_of(heads, target, judge_of(heads, target, torch.device("cpu"), torch.float32))
+    plain = objective_of(heads, target, torch.float32)
     with candidate.candidate() as objective:
         assert torch.equal(objective.ranks(sample), plain.ranks(sample))
         torch.testing.assert_close(objective.loss(sample), plain.loss(sample))
@@ -325,7 +321,7 @@ def test_eagle_heads_take_their_own_embedding_and_the_positions(
     sample = pieces(target, SUBJECT, 3, 3)
     seen: list[torch.Tensor] = []
     heads.rotary.register_forward_pre_hook(lambda rotary, arguments: seen.append(arguments[0]))
-    plain = objective_of(heads, target, judge_of(heads, target, torch.device("cpu"), torch.float32))
+    plain = objective_of(heads, target, torch.float32)
     plain.ranks([replace(sample[0], start=500)])
     assert seen[0].tolist() == list(range(500, 500 + PIECE - 1))
     assert isinstance(heads, Eagle3Heads)

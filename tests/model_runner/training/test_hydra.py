@@ -9,7 +9,7 @@ from model_runner.heads.base import TargetShape
 from model_runner.heads.hydra import HydraHeads, HydraShape
 from model_runner.training.examples import Example
 from model_runner.training.hydra import REACHED, HydraObjective, fresh_hydra, take_over
-from model_runner.training.objective import AnswerRows, Guess, Judge, answer_rows
+from model_runner.training.objective import Guess, Judge, answer_rows
 from model_runner.training.teacher import TargetWeights
 
 HIDDEN, VOCAB, DEPTH = 12, 40, 3
@@ -38,14 +38,10 @@ def examples(features: tuple[Feature, ...]) -> list[Example]:
     ]
 
 
-def sample(features: tuple[Feature, ...]) -> AnswerRows:
-    return answer_rows(examples(features), (*features, LAST), CPU)
-
-
 def heads(
     target: TargetWeights, num_layers: int, ids: torch.Tensor, *features: Feature, depth: int = DEPTH
 ) -> HydraHeads:
-    made = fresh_hydra(target, ids, depth, num_layers, features, sample(features))
+    made = fresh_hydra(target, ids, depth, num_layers, features, examples(features))
     with torch.no_grad():
         for parameter in made.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -55,12 +51,12 @@ def heads(
 def test_a_head_learns_where_the_ones_before_it_were_nearly_right(target: TargetWeights) -> None:
     judge = Judge(target, IDS.clone(), CPU, torch.float32)
     features = ("layers.5",)
-    objective = HydraObjective(target, judge, heads(target, 1, IDS, *features), sample(features))
+    objective = HydraObjective(heads(target, 1, IDS, *features), judge, examples(features))
     judge.replace(torch.tensor([2, 9]), torch.tensor([33, 7]))
-    rows = sample(features)
-    in_training = list(objective.guesses(rows))
-    objective.module.eval()
-    everywhere = list(objective.guesses(rows))
+    rows = answer_rows(examples(features), (*features, LAST), CPU)
+    in_training = list(objective.guesses(examples(features)))
+    objective.heads.eval()
+    everywhere = list(objective.guesses(examples(features)))
     reached = torch.ones(len(rows.tokens), dtype=torch.bool)
     for depth, (trained, full) in enumerate(zip(in_training, everywhere, strict=True), 1):
         assert full.rows.tolist() == (rows.left >= depth).nonzero().flatten().tolist()
