@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
-from model_runner.heads.base import Heads, TargetShape
+from model_runner.heads.base import Example, Heads, TargetShape
 from model_runner.heads.loading import load_heads
-from model_runner.learning.link import Begin, LearnerReport, Piece
+from model_runner.learning.link import Begin, ProcessLink
 from model_runner.learning.store import pack_learnt
 from model_runner.modules.loading import load_config
 
@@ -19,16 +19,15 @@ _NOISE = 0.2
 """Standard deviation of the noise, relative to the weights'."""
 
 
-class ChangingHeads:
-    """Implements LearnerLink: ignores pieces, and returns the initial heads with varying noise."""
+class ChangingHeads(ProcessLink):
+    """Has no process: ignores pieces, and returns the initial heads with varying noise."""
 
     def __init__(self, begin: Begin, prepare: Callable[[bytes], Heads]) -> None:
         """Raises ValueError if there are no heads to begin with."""
         if begin.heads is None:
             raise ValueError("no heads were given; name heads that can be changed")
+        super().__init__(begin, prepare)
         self.is_open = True
-        self.num_dropped = 0
-        self.report: LearnerReport | None = None
         target = TargetShape.of(load_config(Path(begin.model)))
         checkpoints = [_noisy(Path(begin.heads), target, seed) for seed in range(_VERSIONS)]
         self._versions = cycle([prepare(checkpoint) for checkpoint in checkpoints])
@@ -37,7 +36,7 @@ class ChangingHeads:
     def start(self) -> None:
         """There is nothing to start."""
 
-    def offer(self, piece: Piece) -> None:
+    def offer(self, piece: Example) -> None:
         """Ignore a piece."""
 
     def take_heads(self) -> Heads | None:

@@ -20,9 +20,10 @@ from rich.table import Table
 from bench.draft_worth import NoisyJudge, Worth, worth
 from model_runner.config import RunnerConfig
 from model_runner.features import LAST, Feature, layer_input
+from model_runner.heads.base import Example
 from model_runner.hub.repository import resolve_model
 from model_runner.training.eagle3 import Eagle3Objective, draft_layer_config, fresh_eagle3
-from model_runner.training.examples import AnswerStore, Example, ExampleStore, TargetForTraining, training_questions
+from model_runner.training.examples import AnswerStore, ExampleStore, TargetForTraining, training_questions
 from model_runner.training.hydra import HydraObjective, fresh_hydra
 from model_runner.training.loop import LoopOptions, Moment, TrainingLoop, product_type
 from model_runner.training.objective import Objective

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Literal
 
@@ -32,16 +33,28 @@ def isolated_module(name: str) -> tuple[str, ...]:
     return sys.executable, "-P", "-m", "model_runner.processes", name
 
 
-def start_isolated(command: Sequence[str], descriptor: int) -> "subprocess.Popen[bytes]":
-    """Start a command that begins with an `isolated_module`, and that inherits this descriptor. Raises OSError.
+def start_connected(command: Sequence[str]) -> "tuple[subprocess.Popen[bytes], Connection]":
+    """Start a command that begins with an `isolated_module`; also returns the connection to it. Raises OSError.
 
-    SIGINT and SIGTERM are blocked until they are ignored, so that none ends the process before.
+    It gets two more arguments for `connect_to_parent`. SIGINT and SIGTERM are blocked until the process ignores them.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _GROUP_SIGNALS)
     try:
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[descriptor])
+        ours, theirs = Pipe()
+        with theirs:
+            whole = [*command, str(theirs.fileno()), str(os.getpid())]
+            return subprocess.Popen(whole, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]), ours
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def connect_to_parent() -> Connection:
+    """The connection to the process that started this one with `start_connected`, and with which this one dies."""
+    descriptor, parent = map(int, sys.argv[-2:])
+    die_with_parent()
+    if os.getppid() != parent:
+        sys.exit(0)
+    return Connection(descriptor)
 
 
 def _run_module() -> None:

@@ -1,16 +1,23 @@
 """Base class and shared types of all kinds of draft heads."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from model_runner.batch import IntArray
 from model_runner.features import Feature
 from model_runner.refusal import UnsupportedModelError
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
+
+
+Float16Array = npt.NDArray[np.float16]
 
 
 class HeadsError(UnsupportedModelError):
@@ -54,6 +61,23 @@ class Heads(nn.Module):
         self.needs = needs
         self.depth = depth
         self.embed_tokens = None
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """Tokens that heads learn from, with the end of their prompt. Features may be read from disk when they are used."""
+
+    tokens: IntArray  # [T]
+    num_prompt: int
+    temperature: float
+    features: Mapping[Feature, Float16Array]  # each [T, hidden]
+    start: int = 0
+    """Position of the first token, if the example starts within a sequence."""
+
+    @property
+    def num_answer(self) -> int:
+        """Number of tokens in the answer."""
+        return len(self.tokens) - self.num_prompt
 
 
 def to_offsets(draft_ids: Tensor) -> Tensor:

@@ -17,19 +17,30 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from model_runner.heads.base import Heads
+from model_runner.heads.base import Example, Heads, TargetShape
 from model_runner.heads.hydra import HydraHeads, hydra_features
-from model_runner.learning.plan import BATCH_ROWS, FRESH_DEPTH, FRESH_DRAFT_VOCAB
-from model_runner.learning.store import LearntFormat
+from model_runner.heads.loading import load_heads
+from model_runner.learning.link import Begin, NewHeads
+from model_runner.learning.plan import (
+    BATCH_ROWS,
+    FRESH_DEPTH,
+    FRESH_DRAFT_VOCAB,
+    check_model,
+    fresh_shape,
+    ring_bytes,
+)
+from model_runner.learning.store import HeadsStore, fingerprint
 from model_runner.learning.vocabulary import TokenFrequencies, rows_for
-from model_runner.training.examples import Example
+from model_runner.modules.loading import load_config
+from model_runner.runner_interface import LearningStats
 from model_runner.training.hydra import fresh_hydra
-from model_runner.training.loop import Optimizer
+from model_runner.training.loop import Optimizer, product_type
 from model_runner.training.objective import Objective
 from model_runner.training.objectives import SELF_FED_DEPTH, objective_of
 from model_runner.training.teacher import TargetWeights, choose_draft_ids
@@ -290,56 +301,52 @@ _FOLLOW_EVERY = 32
 """Steps between updates of the draft vocabulary."""
 
 
-@dataclass(frozen=True, slots=True)
-class InitialHeads:
-    """The heads that training starts from; the learner takes ownership."""
-
-    first: Heads | None
-    """The engine's initial heads, if there are any."""
-    learnt: Heads | None = None
-    """Heads that an earlier run trained, if there are any."""
-    version: int = 0
-    """The highest version that was ever published."""
-
-
-@dataclass(frozen=True, slots=True)
-class Publication:
-    """Heads that the engine uses from now on."""
-
-    version: int
-    checkpoint: bytes
-
-
 class Learner:
-    """Tests, trains and publishes heads."""
+    """Tests, trains, publishes and stores heads."""
 
     def __init__(
         self,
         target: TargetWeights,
-        start: InitialHeads,
-        packer: LearntFormat,
+        first: Heads | None,
+        store: HeadsStore,
         ring: Ring,
         dtype: torch.dtype = torch.float32,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Training products run in `dtype`. Raises ValueError if this kind of heads cannot be trained."""
+        """Starts from what an earlier run stored.
+
+        Args:
+            target: embedding and head of the model.
+            first: the engine's initial heads, if there are any; the learner takes ownership.
+            store: the files of trained heads.
+            ring: the pieces to train on.
+            dtype: type of training's products.
+            clock: seconds, for the time between publications.
+
+        Raises:
+            ValueError: if this kind of heads cannot be trained.
+        """
         self._target = target
-        self._packer = packer
+        self._store = store
         self._ring = ring
         self._dtype = dtype
         self._clock = clock
         self._source = random.Random(0)
-        self._depth = FRESH_DEPTH if start.first is None else start.first.depth or SELF_FED_DEPTH
+        self._depth = FRESH_DEPTH if first is None else first.depth or SELF_FED_DEPTH
         self._counts = TokenFrequencies(target.shape.vocab_size)
         self._credit = 0
         self._published_at = clock()
-        self._first = self._objective(start.first)
+        self._first = self._objective(first)
         self._previous: Objective | None = None
-        self._current = self._first if start.learnt is None else self._objective(start.learnt)
+        stored = store.read()
+        self._current = self._first if stored is None else self._objective(stored.heads)
+        self.restored = None if stored is None else NewHeads(stored.version, stored.checkpoint)
+        """Heads that an earlier run trained, if there are any."""
         self._trainee: Trainee | None = None
         self._rates = {"first": Rate(), "current": Rate()}
         self._begin_trial()
-        self.version = start.version
+        self.version = store.last_version
+        """The highest version that was ever published."""
         self.steps = self.tokens = self.published = self.rolled_back = 0
 
     @property
@@ -356,6 +363,17 @@ class Learner:
     def held(self) -> int:
         """Number of tokens in the ring."""
         return self._ring.num_answer
+
+    def stats(self) -> LearningStats:
+        """Statistics since the start."""
+        return LearningStats(
+            tokens=self.tokens,
+            steps=self.steps,
+            publications=self.published,
+            rollbacks=self.rolled_back,
+            tokens_per_step_first=self.first,
+            tokens_per_step_current=self.current,
+        )
 
     @property
     def has_work(self) -> bool:
@@ -387,7 +405,7 @@ class Learner:
             logger.warning("Training diverged (numbers are no longer finite); it restarts from the heads in use")
             self._restart()
 
-    def decide(self, *, is_last: bool = False) -> Publication | None:
+    def decide(self, *, is_last: bool = False) -> NewHeads | None:
         """The heads to switch to, or None; the last call ignores the minimum time between publications."""
         rate = self.current or 1.0
         better = {name: trial for name, trial in self._older.items() if trial.is_gain(rate, CLEAR)}
@@ -432,7 +450,7 @@ class Learner:
             name: GainEstimate() for name, heads in older.items() if heads is not None and heads is not self._current
         }
 
-    def _publish(self) -> Publication:
+    def _publish(self) -> NewHeads:
         assert self._trainee is not None
         before, gain, first = self.current or 1.0, self._candidate.mean, self.first or 1.0
         with self._trainee.candidate() as candidate:
@@ -445,7 +463,7 @@ class Learner:
         )
         return publication
 
-    def _roll_back(self, name: str) -> Publication:
+    def _roll_back(self, name: str) -> NewHeads:
         before, gain = self.current or 1.0, self._older[name].mean
         heads = self._named(name)
         assert heads is not None
@@ -459,14 +477,15 @@ class Learner:
         )
         return publication
 
-    def _use(self, heads: Heads) -> Publication:
+    def _use(self, heads: Heads) -> NewHeads:
         """Use the heads as published, including rounding."""
         self.version += 1
-        checkpoint = self._packer.pack(heads, self.version)
-        self._previous, self._current = self._current, self._objective(self._packer.load(checkpoint))
+        checkpoint = self._store.pack(heads, self.version)
+        self._previous, self._current = self._current, self._objective(self._store.load(checkpoint))
         self._published_at = self._clock()
         self._begin_trial()
-        return Publication(self.version, checkpoint)
+        self._store.write(self.version, checkpoint)
+        return NewHeads(self.version, checkpoint)
 
     def _restart(self) -> None:
         """Drop the candidate; the next step starts from the heads in use."""
@@ -488,6 +507,23 @@ class Learner:
         torch.manual_seed(0)
         fresh = fresh_hydra(self._target, ids, FRESH_DEPTH, 1, hydra_features(shape.num_layers), sample)
         return Trainee(fresh, self._target, self._dtype, sample)
+
+
+def make_learner(begin: Begin) -> Learner:
+    """Raises ValueError, HeadsError or OSError, with a message for the user, if training is not possible."""
+    model, cache = Path(begin.model), Path(begin.cache)
+    folder = None if begin.heads is None else Path(begin.heads)
+    shape = TargetShape.of(load_config(model))
+    first = None if folder is None else load_heads(folder, shape)
+    if first is None and begin.kind != "hydra":
+        raise ValueError(f"training of {begin.kind} heads needs initial heads; only hydra heads can start fresh")
+    if first is not None and first.kind != begin.kind:
+        raise ValueError(f"{begin.heads} holds {first.kind} heads, not {begin.kind}")
+    like = first or fresh_shape(shape)
+    ring = Ring(ring_bytes(begin.memory, like, shape))
+    check_model(begin.memory, model)
+    store = HeadsStore(cache, fingerprint(model, begin.kind, folder, cache), shape, like)
+    return Learner(TargetWeights.load(model), first, store, ring, product_type(torch.device("cpu")))
 
 
 def _is_finite(piece: Example) -> bool:

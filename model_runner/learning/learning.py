@@ -2,11 +2,11 @@
 
 import logging
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from model_runner.contract import AdmittedRequest
 from model_runner.features import Feature
-from model_runner.learning.link import LearnerLink
+from model_runner.learning.link import ProcessLink
 from model_runner.learning.recorder import Recorder
 from model_runner.platforms.memory import oom_reason
 from model_runner.runner_interface import LearningStats
@@ -18,72 +18,43 @@ ReplaceHeads = Callable[[Any], None]
 """Makes a proposer use other heads of its kind from its next draft on; they are already prepared. Cheap."""
 
 
-class Learning(Protocol):
-    """Observes choices and steps, as proposers do."""
+class Learning:
+    """Observes choices and steps, as proposers do. This one trains nothing."""
 
-    needs: frozenset[Feature]
+    needs: frozenset[Feature] = frozenset()
     """Hidden states of the target that training needs."""
 
     def start(self) -> None:
         """Start the learner; called after warm-up."""
-        ...
 
     def begin(self, slot: int, admitted: AdmittedRequest) -> None:
         """A choice begins, or returns after preemption."""
-        ...
 
     def has(self, slot: int) -> bool:
         """Whether this choice is being recorded."""
-        ...
-
-    def observe(self, step: TargetStep) -> None:
-        """Observe a finished step: copy the required features, and replace heads if there are new ones."""
-        ...
-
-    def end(self, slot: int) -> None:
-        """The choice in the slot has ended or was preempted."""
-        ...
-
-    def stats(self) -> LearningStats | None:
-        """Statistics of training; None if nothing is trained."""
-        ...
-
-    def close(self) -> None:
-        """Stop training."""
-        ...
-
-
-class NoLearning:
-    """Implements Learning without training anything."""
-
-    needs: frozenset[Feature] = frozenset()
-
-    def start(self) -> None:
-        """Nothing to start."""
-
-    def begin(self, slot: int, admitted: AdmittedRequest) -> None:
-        """Nothing to record."""
-
-    def has(self, slot: int) -> bool:
         return False
 
     def observe(self, step: TargetStep) -> None:
-        """Nothing to record."""
+        """Observe a finished step: copy the required features, and replace heads if there are new ones."""
 
     def end(self, slot: int) -> None:
-        """Nothing to record."""
+        """The choice in the slot has ended or was preempted."""
 
     def stats(self) -> LearningStats | None:
+        """Statistics of training; None if nothing is trained."""
         return None
 
     def close(self) -> None:
-        """Nothing to stop."""
+        """Stop training."""
 
 
-class HeadsLearning:
-    """Implements Learning for one method's heads, with a learner behind a link."""
+NO_LEARNING = Learning()
 
-    def __init__(self, recorder: Recorder, link: LearnerLink, replace_heads: ReplaceHeads) -> None:
+
+class HeadsLearning(Learning):
+    """Trains one method's heads, with a learner behind a link."""
+
+    def __init__(self, recorder: Recorder, link: ProcessLink, replace_heads: ReplaceHeads) -> None:
         """The recorder must offer its pieces to the link."""
         self.needs = recorder.needs
         self._recorder = recorder
@@ -115,21 +86,7 @@ class HeadsLearning:
         self._recorder.end(slot)
 
     def stats(self) -> LearningStats:
-        report = self._link.report
-        if report is None:
-            return LearningStats(pieces_dropped=self._link.num_dropped)
-        return LearningStats(
-            tokens=report.tokens,
-            pieces_dropped=self._link.num_dropped,
-            steps=report.steps,
-            publications=report.published,
-            rollbacks=report.rolled_back,
-            tokens_per_step_first=report.first,
-            tokens_per_step_current=report.current,
-        )
+        return self._link.stats
 
     def close(self) -> None:
         self._link.close()
-
-
-NO_LEARNING = NoLearning()

@@ -1,9 +1,13 @@
-"""The engine's connection to the learner process, and the messages between them."""
+"""The engine's connection to the learner process, and the messages between them.
+
+The engine sends a `Begin`, and then pieces: examples of consecutive tokens of one choice, all computed by the target,
+with float16 features. The learner sends `NewHeads`, `LearnerNote`s, and after a training step, at most once a second,
+its `LearningStats` since it started.
+"""
 
 import contextlib
 import logging
 import os
-import pickle
 import queue
 import socket
 import subprocess
@@ -12,13 +16,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
-from model_runner.processes import Backoff, describe_end, isolated_module, start_isolated
+from model_runner.processes import Backoff, describe_end, isolated_module, start_connected
+from model_runner.runner_interface import LearningStats
 
 if TYPE_CHECKING:
-    from model_runner.heads.base import Heads
+    from model_runner.heads.base import Example, Heads
 
 EXIT_IMPOSSIBLE = 65
 """Exit code of a learner whose failure a restart would only repeat."""
@@ -35,29 +39,11 @@ class Begin:
     kind: LearnedKind
     heads: str | None
     """The folder of the initial heads; None starts with fresh ones, which only `hydra` supports."""
-    cache: str | None
-    """The cache folder for trained heads; None does not store them."""
+    cache: str
+    """The cache folder for trained heads."""
     threads: int
     memory: int
     """Bytes for features, weights in training and the versions to compare with, together."""
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Consecutive tokens of one choice, all computed by the target.
-
-    Row t of a feature belongs to tokens[t] and predicts tokens[t + 1]. Heads are trained on tokens[num_prompt:];
-    earlier rows are context. num_prompt is at least 1, and exactly 1 if the piece begins within the output.
-    """
-
-    start: int
-    """Position of the first token in its sequence."""
-    num_prompt: int
-    temperature: float
-    tokens: bytes
-    """[T] int32"""
-    features: dict[str, bytes]
-    """By feature name (features.py), each [T, hidden] float16, clipped to its range."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,60 +57,12 @@ class NewHeads:
 
 
 @dataclass(frozen=True, slots=True)
-class LearnerReport:
-    """Progress of training. Sent after a training step, at most once a second."""
-
-    version: int
-    """Version of the heads in use."""
-    steps: int
-    """Training steps since the process started."""
-    tokens: int
-    """Output tokens received."""
-    held: int
-    """Tokens that are available for training now."""
-    published: int
-    """Versions that were better and were published since the process started."""
-    rolled_back: int
-    """How often an older version was better again and was restored."""
-    first: float | None
-    """Expected tokens per step of the engine's initial heads on recent traffic: a chain of first guesses, plus the
-    target's own token. None before the first test."""
-    current: float | None
-    """Tokens per step of the heads in use on recent traffic."""
-
-
-@dataclass(frozen=True, slots=True)
 class LearnerNote:
     """A log line of the learner; the engine's process writes it."""
 
     level: int
     """A level of `logging`."""
     text: str
-
-
-ToLearner = Begin | Piece
-FromLearner = NewHeads | LearnerReport | LearnerNote
-
-
-def encode(message: ToLearner | FromLearner) -> bytes:
-    """Serialise a message."""
-    return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-
-
-def decode_to_learner(sent: bytes) -> ToLearner:
-    """Read a message to the learner. Raises pickle's errors, or TypeError for anything else."""
-    message = pickle.loads(sent)
-    if not isinstance(message, ToLearner):
-        raise TypeError(f"{type(message).__name__} is not a message to a learner")
-    return message
-
-
-def decode_from_learner(sent: bytes) -> FromLearner:
-    """Read a message from the learner. Raises pickle's errors, or TypeError for anything else."""
-    message = pickle.loads(sent)
-    if not isinstance(message, FromLearner):
-        raise TypeError(f"{type(message).__name__} is not a message from a learner")
-    return message
 
 
 logger = logging.getLogger("samewise.learning")
@@ -136,35 +74,8 @@ _GRACE_S = 1.5
 COMMAND = isolated_module("model_runner.learning.process")
 
 
-class LearnerLink(Protocol):
-    """Connection to a learner. No call blocks."""
-
-    is_open: bool
-    """Whether a learner is running and accepts pieces."""
-    num_dropped: int
-    """Pieces that were dropped because the learner was too slow."""
-    report: LearnerReport | None
-    """The last report, including the counts of earlier learner processes."""
-
-    def start(self) -> None:
-        """Start the learner."""
-        ...
-
-    def offer(self, piece: Piece) -> None:
-        """Send a piece, or drop it."""
-        ...
-
-    def take_heads(self) -> "Heads | None":
-        """The newest heads since the last call, ready to use; None if there are none."""
-        ...
-
-    def close(self) -> None:
-        """Stop the learner."""
-        ...
-
-
 class ProcessLink:
-    """A LearnerLink to a process that ends with the thread that starts it.
+    """Connection to a learner process, which ends with the thread that starts it. No call blocks.
 
     One thread sends pieces, another receives heads and prepares them, so that the runner's steps neither wait nor work
     for either. If the learner dies, this is logged and it is restarted with the heads stored last.
@@ -182,20 +93,20 @@ class ProcessLink:
         Args:
             begin: each learner's first message.
             prepare: makes usable heads from a checkpoint. Called in its own thread.
-            command: starts a learner; its options are appended.
+            command: starts a learner.
             backoff: delays before restarts.
         """
         self.is_open = False
-        self.num_dropped = 0
-        self.report: LearnerReport | None = None
+        """Whether a learner is running and accepts pieces."""
         self._begin = begin
         self._prepare = prepare
         self._command = command
         self._backoff = backoff or Backoff()
-        self._pieces: queue.Queue[Piece | None] = queue.Queue(_WAITING_PIECES)
+        self._pieces: queue.Queue[Example | None] = queue.Queue(_WAITING_PIECES)
         self._fresh: deque[Heads] = deque(maxlen=1)
-        self._before: LearnerReport | None = None
-        """The last report of the previous learner process."""
+        self._num_dropped = 0
+        self._report = self._before = LearningStats()
+        """The last report with the counts of all learner processes, and the last one of the previous process."""
         self._is_closing = threading.Event()
         self._receiver: threading.Thread | None = None
 
@@ -214,13 +125,20 @@ class ProcessLink:
         """Process id of the learner."""
         return self._process.pid
 
-    def offer(self, piece: Piece) -> None:
+    @property
+    def stats(self) -> LearningStats:
+        """Statistics of all learner processes so far."""
+        return replace(self._report, pieces_dropped=self._num_dropped)
+
+    def offer(self, piece: "Example") -> None:
+        """Send a piece, or drop it if the learner is too slow."""
         try:
             self._pieces.put_nowait(piece)
         except queue.Full:
-            self.num_dropped += 1
+            self._num_dropped += 1
 
     def take_heads(self) -> "Heads | None":
+        """The newest heads since the last call, ready to use; None if there are none."""
         return self._fresh.pop() if self._fresh else None
 
     def close(self) -> None:
@@ -233,17 +151,8 @@ class ProcessLink:
     def _open(self) -> None:
         """Start a process and begin to send. Raises OSError."""
         self._started_at = time.monotonic()
-        ours, theirs = socket.socketpair()
-        with theirs:
-            options = ["--connection", str(theirs.fileno()), "--parent", str(os.getpid())]
-            try:
-                self._process = start_isolated([*self._command, *options], theirs.fileno())
-            except OSError:
-                ours.close()
-                raise
+        self._process, self._connection = start_connected(self._command)
         self._pieces = queue.Queue(_WAITING_PIECES)
-        self._connection = Connection(os.dup(ours.fileno()))
-        self._socket = ours
         self._sender = threading.Thread(target=self._send_all, name="samewise-to-learner", daemon=True)
         self._sender.start()
         self.is_open = True
@@ -278,46 +187,44 @@ class ProcessLink:
         """Send pieces until the connection is closed."""
         pieces = self._pieces
         with contextlib.suppress(OSError):  # the receiving thread finds out why
-            self._send(self._begin)
+            self._connection.send(self._begin)
             while (piece := pieces.get()) is not None:
-                self._send(piece)
-
-    def _send(self, message: ToLearner) -> None:
-        self._connection.send_bytes(encode(message))
+                self._connection.send(piece)
 
     def _receive_all(self) -> str:
         """Receive until the learner has ended, and make sure that it has; returns how it ended."""
         why = ""
         try:
             while True:
-                self._apply(decode_from_learner(self._connection.recv_bytes()))
+                self._apply(self._connection.recv())
         except (EOFError, OSError):
             pass
         except Exception as error:  # noqa: BLE001 - requests are served regardless
             why = f"; it sent an unusable message: {error}"
         self.is_open = False
-        self._before = self.report
+        self._before = self._report
         self._hang_up()
         self._sender.join()
         ending = self._reap()
         self._connection.close()
-        self._socket.close()
         return ending + why
 
-    def _apply(self, message: FromLearner) -> None:
+    def _apply(self, message: object) -> None:
         match message:
             case NewHeads(version, checkpoint):
                 self._fresh.append(self._prepare(checkpoint))
                 logger.debug("Heads version %d is ready to use.", version)
-            case LearnerReport():
-                self.report = message if self._before is None else _since(self._before, message)
+            case LearningStats():
+                self._report = _since(self._before, message)
             case LearnerNote(level, text):
                 logger.log(level, "%s", text)
+            case _:
+                raise TypeError(f"{type(message).__name__} is not a message from a learner")
 
     def _hang_up(self) -> None:
         """Wake both threads and the learner."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._connection.fileno())) as ours:
+            ours.shutdown(socket.SHUT_RDWR)
         with contextlib.suppress(queue.Full):  # then the sending thread is awake and finds the connection closed
             self._pieces.put_nowait(None)
 
@@ -331,12 +238,7 @@ class ProcessLink:
         return describe_end(self._process.pid, code)
 
 
-def _since(before: LearnerReport, report: LearnerReport) -> LearnerReport:
+def _since(before: LearningStats, now: LearningStats) -> LearningStats:
     """Add the counts of earlier learners to a report."""
-    return replace(
-        report,
-        steps=before.steps + report.steps,
-        tokens=before.tokens + report.tokens,
-        published=before.published + report.published,
-        rolled_back=before.rolled_back + report.rolled_back,
-    )
+    counts = ("tokens", "steps", "publications", "rollbacks")
+    return replace(now, **{count: getattr(before, count) + getattr(now, count) for count in counts})

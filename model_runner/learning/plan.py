@@ -27,48 +27,42 @@ class LearnMemoryError(ValueError):
     """The memory is too small for training; the message says what to do."""
 
 
-def learning_needs(heads: Heads | None, target: TargetShape) -> tuple[Feature, ...]:
-    """Hidden states that pieces must hold: the heads' inputs, and the input of the target's own head.
-
-    None means fresh heads.
-    """
-    taken = hydra_features(target.num_layers) if heads is None else heads.needs
-    return tuple(dict.fromkeys((*taken, LAST)))
+def learning_needs(heads: Heads) -> tuple[Feature, ...]:
+    """Hidden states that pieces must hold: the heads' inputs, and the input of the target's own head."""
+    return tuple(dict.fromkeys((*heads.needs, LAST)))
 
 
-def weight_bytes(heads: Heads | None, target: TargetShape) -> int:
-    """Bytes of these heads, or of fresh ones, in float32."""
-    return _num_weights(_fresh_on_meta(target) if heads is None else heads) * 4
+def weight_bytes(heads: Heads) -> int:
+    """Bytes of these heads in float32."""
+    return _num_weights(heads) * 4
 
 
-def training_bytes(heads: Heads | None, target: TargetShape) -> int:
-    """Bytes that training these heads, or fresh ones, needs in addition to the ring.
+def training_bytes(heads: Heads, target: TargetShape) -> int:
+    """Bytes that training these heads needs in addition to the ring.
 
     This counts weights, optimizer, versions to compare with, the target's rows of the draft vocabulary, and a step's
     temporaries. It does not count the interpreter with its libraries. The target's embedding and head are memory-mapped
     files, which the system can drop.
     """
-    shape = _fresh_on_meta(target) if heads is None else heads
-    draft_vocab = target.vocab_size if shape.draft_ids is None else len(shape.draft_ids)
-    depth = shape.depth or FRESH_DEPTH
+    draft_vocab = target.vocab_size if heads.draft_ids is None else len(heads.draft_ids)
+    depth = heads.depth or FRESH_DEPTH
     step = BATCH_ROWS * draft_vocab * 4 * (depth + 3)  # gradients of each depth; logits and teacher of one
-    return weight_bytes(shape, target) * _COPIES + draft_vocab * target.hidden * 4 + step
+    return weight_bytes(heads) * _COPIES + draft_vocab * target.hidden * 4 + step
 
 
-def ring_bytes(memory: int, heads: Heads | None, target: TargetShape) -> int:
-    """The bytes that training these heads, or fresh ones, leaves for the ring.
+def ring_bytes(memory: int, heads: Heads, target: TargetShape) -> int:
+    """The bytes that training these heads leaves for the ring.
 
     Raises:
         LearnMemoryError: if that is too little to train.
     """
-    shape = _fresh_on_meta(target) if heads is None else heads
-    training = training_bytes(shape, target)
-    per_token = len(learning_needs(heads, target)) * target.hidden * 2 + 8
+    training = training_bytes(heads, target)
+    per_token = len(learning_needs(heads)) * target.hidden * 2 + 8
     least = _LEAST_BATCHES * BATCH_ROWS * per_token
     if memory < training + least:
         needed = -(-(training + least) // _GRANULE)
         raise LearnMemoryError(
-            f"training heads of {_num_weights(shape):,} weights needs {needed:,} MiB, but only {memory >> 20:,} MiB "
+            f"training heads of {_num_weights(heads):,} weights needs {needed:,} MiB, but only {memory >> 20:,} MiB "
             "are allowed; raise --learn-memory, or serve without --learn"
         )
     return memory - training
@@ -92,8 +86,8 @@ def _num_weights(heads: Heads) -> int:
     return sum(one.numel() for one in heads.parameters())
 
 
-def _fresh_on_meta(target: TargetShape) -> HydraHeads:
-    """Fresh heads on the meta device."""
+def fresh_shape(target: TargetShape) -> HydraHeads:
+    """The heads that training starts from if there are none, on the meta device: only their shape is real."""
     draft_vocab = min(FRESH_DRAFT_VOCAB, target.vocab_size)
     features = hydra_features(target.num_layers)
     with torch.device("meta"):

@@ -6,7 +6,6 @@ is closed or the engine dies. Importing this module must not import torch, whose
 `step_aside`.
 """
 
-import argparse
 import contextlib
 import ctypes
 import logging
@@ -19,23 +18,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from model_runner.learning.link import (
-    EXIT_IMPOSSIBLE,
-    Begin,
-    FromLearner,
-    LearnerNote,
-    LearnerReport,
-    NewHeads,
-    Piece,
-    decode_to_learner,
-    encode,
-)
-from model_runner.processes import die_with_parent
+from model_runner.learning.link import EXIT_IMPOSSIBLE, Begin, LearnerNote
+from model_runner.processes import connect_to_parent
 
 if TYPE_CHECKING:
+    from model_runner.heads.base import Example
     from model_runner.learning.learner import Learner
-    from model_runner.learning.setup import Setup
-    from model_runner.training.examples import Example
 
 
 logger = logging.getLogger("samewise.learning")
@@ -87,56 +75,38 @@ def run(connection: Connection, begin: Begin) -> None:
 
     Raises ValueError, HeadsError or OSError, with a message for the user, if training is not possible.
     """
-    from model_runner.learning.setup import set_up  # noqa: PLC0415  (brings torch)
+    from model_runner.learning.learner import make_learner  # noqa: PLC0415  (brings torch)
 
-    setup = set_up(begin)
-    if setup.stored is not None:
-        connection.send_bytes(encode(NewHeads(setup.stored.version, setup.stored.checkpoint)))
+    learner = make_learner(begin)
+    if learner.restored is not None:
+        connection.send(learner.restored)
     try:
-        _learn(connection, setup)
+        _learn(connection, learner)
     finally:
-        last = setup.learner.decide(is_last=True)
-        if last is not None:
-            setup.keep(last)
+        learner.decide(is_last=True)
 
 
-def _learn(connection: Connection, setup: "Setup") -> None:
-    learner, reported = setup.learner, 0.0
+def _learn(connection: Connection, learner: "Learner") -> None:
+    reported = 0.0
     while True:
-        learner.take(_receive(connection, setup, wait=not learner.has_work))
+        learner.take(_receive(connection, wait=not learner.has_work))
         if learner.has_work:
             learner.train()
-        publication = learner.decide()
-        if publication is not None:
-            connection.send_bytes(encode(NewHeads(publication.version, publication.checkpoint)))
-            setup.keep(publication)
-        if publication is not None or time.monotonic() - reported >= REPORT_EVERY_S or not learner.has_work:
-            connection.send_bytes(encode(_report(learner)))
+        heads = learner.decide()
+        if heads is not None:
+            connection.send(heads)
+        if heads is not None or time.monotonic() - reported >= REPORT_EVERY_S or not learner.has_work:
+            connection.send(learner.stats())
             reported = time.monotonic()
 
 
-def _receive(connection: Connection, setup: "Setup", *, wait: bool) -> list["Example"]:
+def _receive(connection: Connection, *, wait: bool) -> "list[Example]":
     """The pieces that have arrived, up to a number of tokens; with `wait`, at least one."""
     pieces: list[Example] = []
     while sum(piece.num_answer for piece in pieces) < _ROWS_AT_ONCE and (wait or connection.poll()):
-        message = decode_to_learner(connection.recv_bytes())
-        if isinstance(message, Piece):
-            pieces.append(setup.example(message))
+        pieces.append(connection.recv())
         wait = False
     return pieces
-
-
-def _report(learner: "Learner") -> LearnerReport:
-    return LearnerReport(
-        version=learner.version,
-        steps=learner.steps,
-        tokens=learner.tokens,
-        held=learner.held,
-        published=learner.published,
-        rolled_back=learner.rolled_back,
-        first=learner.first,
-        current=learner.current,
-    )
 
 
 class _ToEngine(logging.Handler):
@@ -148,9 +118,8 @@ class _ToEngine(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Send the record, unless the engine is gone."""
-        note: FromLearner = LearnerNote(record.levelno, record.getMessage())
         with contextlib.suppress(OSError):
-            self._connection.send_bytes(encode(note))
+            self._connection.send(LearnerNote(record.levelno, record.getMessage()))
 
 
 @contextmanager
@@ -173,18 +142,10 @@ def _logged(connection: Connection) -> Iterator[None]:
 
 def main() -> None:
     """Train as the first message, a `Begin`, says, until the connection ends."""
-    parser = argparse.ArgumentParser(description="Trains draft heads on a server's traffic; started by the server.")
-    parser.add_argument("--connection", required=True, type=int, help="descriptor of the socket to the engine")
-    parser.add_argument("--parent", required=True, type=int, help="process id of the engine")
-    arguments = parser.parse_args()
-    die_with_parent()
+    connected = connect_to_parent()
     step_aside()
-    if os.getppid() != arguments.parent:
-        sys.exit(0)
-    with Connection(arguments.connection) as connection, _logged(connection):
-        begin = decode_to_learner(connection.recv_bytes())
-        if not isinstance(begin, Begin):
-            raise ValueError("the first message is not a Begin")
+    with connected as connection, _logged(connection):
+        begin: Begin = connection.recv()
         prepare_torch(begin.threads)
         run(connection, begin)
 

@@ -15,13 +15,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from model_runner.contract import AdmittedRequest
 from model_runner.features import Feature
-from model_runner.learning.link import Piece
+from model_runner.heads.base import Example, Float16Array
 from model_runner.speculative.proposer import ChoiceStep, TargetStep
 
 _CHOICES = 4
@@ -33,8 +32,6 @@ _TOKENS = 256
 _LEAST = 8
 """Minimum number of output tokens for a useful piece."""
 _LIMITS = torch.finfo(torch.float16)
-
-HalfArray = npt.NDArray[np.float16]
 
 
 def teaches(admitted: AdmittedRequest) -> bool:
@@ -58,42 +55,41 @@ class _Recording:
     """Prompt tokens of the sequence."""
     temperature: float
     tokens: "array[int]" = field(default_factory=lambda: array("i"))
-    features: dict[Feature, bytearray] = field(default_factory=dict)
+    features: dict[Feature, list[Float16Array]] = field(default_factory=dict)
+    """The features of consecutive tokens, in parts [n, hidden]."""
 
     @property
     def end(self) -> int:
         """Position of the next token to record."""
         return self.start + len(self.tokens)
 
-    def take(self, tokens: Sequence[int], features: Mapping[Feature, HalfArray]) -> None:
+    def take(self, tokens: Sequence[int], features: Mapping[Feature, Float16Array]) -> None:
         """Record the next tokens with their features [n, hidden]."""
         self.tokens.extend(tokens)
         for name, rows in features.items():
-            self.features.setdefault(name, bytearray()).extend(rows.tobytes())
+            self.features.setdefault(name, []).append(rows)
 
-    def piece(self) -> Piece:
+    def piece(self) -> Example:
         """The recorded tokens as a piece."""
-        return Piece(
-            start=self.start,
+        return Example(
+            tokens=np.array(self.tokens, dtype=np.int64),
             num_prompt=max(self.num_prompt - self.start, 1),
             temperature=self.temperature,
-            tokens=self.tokens.tobytes(),
-            features={name: bytes(rows) for name, rows in self.features.items()},
+            features={name: np.concatenate(parts) for name, parts in self.features.items()},
+            start=self.start,
         )
 
     def begin_again(self) -> None:
         """Start the next piece with the last token, which predicts its first one."""
-        width = {name: len(rows) // len(self.tokens) for name, rows in self.features.items()}
         self.start = self.end - 1
         self.tokens = self.tokens[-1:]
-        for name, rows in self.features.items():
-            del rows[: -width[name]]
+        self.features = {name: [parts[-1][-1:]] for name, parts in self.features.items()}
 
 
 class Recorder:
     """Records choices by slot, and offers finished pieces."""
 
-    def __init__(self, needs: Collection[Feature], offer: Callable[[Piece], None]) -> None:
+    def __init__(self, needs: Collection[Feature], offer: Callable[[Example], None]) -> None:
         """`needs` are the features to record."""
         self.needs = frozenset(needs)
         self._offer = offer
@@ -154,8 +150,8 @@ def _unrecorded(recording: _Recording, choice: ChoiceStep) -> range:
     return range(max(recording.end, computed - len(choice.rows)), computed)
 
 
-def _in_half(rows: Tensor) -> HalfArray:
+def _in_half(rows: Tensor) -> Float16Array:
     """Rows [n, hidden] on the host, clipped to the range of float16."""
     clipped = rows.clamp(_LIMITS.min, _LIMITS.max).half()
-    half: HalfArray = clipped.cpu().numpy()
+    half: Float16Array = clipped.cpu().numpy()
     return half

@@ -14,7 +14,6 @@ import json
 import logging
 import os
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,31 +76,6 @@ def load_learnt(checkpoint: bytes, target: TargetShape) -> Heads:
     return heads_of(HeadsCheckpoint(f"learnt heads, version {learnt.version},", learnt.config, learnt.tensors), target)
 
 
-@dataclass(frozen=True, slots=True)
-class LearntFormat:
-    """Serialises heads for one target."""
-
-    target: TargetShape
-    identity: str
-    """Result of `fingerprint`; empty if nothing is stored."""
-    first: Heads | None
-
-    def pack(self, heads: Heads, version: int) -> bytes:
-        """Serialise heads; never raises."""
-        return pack_learnt(heads, version, self.identity, self.target.num_layers)
-
-    def load(self, checkpoint: bytes) -> Heads:
-        """Read serialised heads. Raises HeadsError, also for heads with other inputs than the first ones."""
-        heads = load_learnt(checkpoint, self.target)
-        kind = "hydra" if self.first is None else self.first.kind
-        needs = learning_needs(self.first, self.target)
-        if heads.kind != kind or learning_needs(heads, self.target) != needs:
-            raise HeadsError(f"it holds {heads.kind} heads on {', '.join(heads.needs)} instead of {kind} heads")
-        if self.first is not None and heads.depth != self.first.depth:
-            raise HeadsError(f"its heads predict {heads.depth} tokens ahead, the initial ones {self.first.depth}")
-        return heads
-
-
 def _split(content: bytes) -> tuple[dict[str, Any], memoryview]:
     """Split a file into header and weights. Raises ValueError or struct.error."""
     (length,) = struct.unpack_from("<Q", content)
@@ -150,10 +124,19 @@ class Stored:
 class HeadsStore:
     """The files of one fingerprint. If several servers share the folder, only the first writes; others only read."""
 
-    def __init__(self, cache: Path, identity: str) -> None:
-        """`identity` comes from `fingerprint`. Takes the lock, if it is free, until the process ends."""
+    def __init__(self, cache: Path, identity: str, target: TargetShape, like: Heads) -> None:
+        """Takes the lock, if it is free, until the process ends.
+
+        Args:
+            cache: the cache folder.
+            identity: result of `fingerprint`.
+            target: shape of the target.
+            like: heads of the kind and shape to read.
+        """
         self._folder = cache / "learnt" / identity
         self._identity = identity
+        self._target = target
+        self._like = like
         self._lock = self._take_lock()
         self._warned = False
         self._good: list[int] = []
@@ -172,8 +155,21 @@ class HeadsStore:
         """The highest version of any file, intact or not; 0 if there is none."""
         return max(self._versions(), default=0)
 
-    def read(self, load: Callable[[bytes], Heads]) -> Stored | None:
-        """The newest intact generation that `load` accepts; it raises HeadsError for others."""
+    def pack(self, heads: Heads, version: int) -> bytes:
+        """Serialise heads; never raises."""
+        return pack_learnt(heads, version, self._identity, self._target.num_layers)
+
+    def load(self, checkpoint: bytes) -> Heads:
+        """Read serialised heads. Raises HeadsError, also for heads of another kind or shape."""
+        heads, like = load_learnt(checkpoint, self._target), self._like
+        if heads.kind != like.kind or learning_needs(heads) != learning_needs(like):
+            raise HeadsError(f"it holds {heads.kind} heads on {', '.join(heads.needs)} instead of {like.kind} heads")
+        if heads.depth != like.depth:
+            raise HeadsError(f"its heads predict {heads.depth} tokens ahead, the initial ones {like.depth}")
+        return heads
+
+    def read(self) -> Stored | None:
+        """The newest intact generation."""
         found: Stored | None = None
         for version in sorted(self._versions(), reverse=True):
             file = self._file(version)
@@ -182,7 +178,7 @@ class HeadsStore:
                 learnt = read_learnt(content)
                 if learnt.fingerprint != self._identity:
                     raise HeadsError("it belongs to another model, or to other heads")
-                heads = load(content)
+                heads = self.load(content)
             except (OSError, HeadsError) as error:
                 logger.warning("Skipping %s: %s", file, error)
                 continue

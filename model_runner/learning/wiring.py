@@ -10,10 +10,11 @@ from model_runner.features import Feature
 from model_runner.heads.base import Heads, TargetShape
 from model_runner.hub.repository import cache_folder
 from model_runner.learning.learning import HeadsLearning
-from model_runner.learning.link import Begin, LearnedKind, LearnerLink
+from model_runner.learning.link import Begin, LearnedKind, ProcessLink
 from model_runner.learning.plan import (
     FRESH_DEPTH,
     check_model,
+    fresh_shape,
     learning_needs,
     ring_bytes,
     training_bytes,
@@ -36,8 +37,8 @@ _SPARES = 3
 _PROCESS_BYTES = 300 << 20
 """Memory of a process that has only imported its modules: 284 MiB measured, private to it."""
 
-MakeLink = Callable[[Begin, Callable[[bytes], Heads]], LearnerLink]
-"""Connects to a learner (see ProcessLink)."""
+MakeLink = Callable[[Begin, Callable[[bytes], Heads]], ProcessLink]
+"""Connects to a learner; tests and benchmarks replace the process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +84,13 @@ def choose_learned(config: RunnerConfig, heads: Sequence[Heads], target: TargetS
     method = next((method for method in (config.speculation, *BY_WORTH) if method in of_methods), None)
     folder, one = (None, None) if method is None else of_methods[method]
     kind = _learned_kind("hydra" if one is None else one.kind, folder)
-    num_bytes = training_bytes(one, target) + _RING_BYTES
+    like = one or fresh_shape(target)
+    num_bytes = training_bytes(like, target) + _RING_BYTES
     if config.learn_memory_gib is not None:
         num_bytes = int(config.learn_memory_gib * GIB)
-    ring_bytes(num_bytes, one, target)
+    ring_bytes(num_bytes, like, target)
     check_model(num_bytes, config.model)
-    spare_bytes = _SPARES * weight_bytes(one, target)
-    return Learned(kind, folder, target, learning_needs(one, target), num_bytes, spare_bytes)
+    return Learned(kind, folder, target, learning_needs(like), num_bytes, _SPARES * weight_bytes(like))
 
 
 def _learned_kind(kind: str, folder: Path | None) -> LearnedKind:

@@ -12,10 +12,10 @@ from torch import Tensor
 from transformers import LlamaConfig
 
 from model_runner.features import LAST, Feature
+from model_runner.heads.base import Example
 from model_runner.heads.eagle3 import Eagle3Heads, Eagle3Shape
 from model_runner.heads.layer import LayerShape
 from model_runner.modules.loading import load_config
-from model_runner.training.examples import Example
 from model_runner.training.objective import Guess, Judge, Objective
 from model_runner.training.teacher import TargetWeights
 

@@ -8,14 +8,13 @@ from itertools import chain, count, cycle, islice
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
-from model_runner.batch import IntArray
 from model_runner.batch_maker import prompt_batch
 from model_runner.config import RunnerConfig
 from model_runner.contract import SamplingParams
 from model_runner.features import Feature
+from model_runner.heads.base import Example, Float16Array
 from model_runner.platforms.choose import choose_platform
 from model_runner.training.prompts import Prompt, held_out_prompts, training_prompts
 
@@ -160,25 +159,7 @@ def _numbers(shard: int) -> range:
     return range(shard * SHARD, (shard + 1) * SHARD)
 
 
-Float16Array = npt.NDArray[np.float16]
 _LIMITS = np.finfo(np.float16)
-
-
-@dataclass(frozen=True, slots=True)
-class Example:
-    """A prompt with its answer. Features are read from disk when they are used."""
-
-    tokens: IntArray  # [T]
-    num_prompt: int
-    temperature: float
-    features: Mapping[Feature, Float16Array]  # each [T, hidden]
-    start: int = 0
-    """Position of the first token, if the example starts within a sequence."""
-
-    @property
-    def num_answer(self) -> int:
-        """Number of tokens in the answer."""
-        return len(self.tokens) - self.num_prompt
 
 
 class TargetForTraining:

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from model_runner.features import LAST, Feature
-from model_runner.heads.base import Heads
+from model_runner.heads.base import Example, Heads
 from model_runner.heads.hydra import HydraHeads, HydraShape
-from model_runner.training.examples import Example
 from model_runner.training.objective import AnswerRows, Guess, Judge, Objective, answer_rows
 from model_runner.training.teacher import TargetWeights
 

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model_runner.training.examples import Example, batches
+from model_runner.heads.base import Example
+from model_runner.training.examples import batches
 from model_runner.training.objective import Objective
 
 _ROWS, _SIZE, _REPEATS = 256, 1024, 8

@@ -17,8 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model_runner.features import LAST, Feature
-from model_runner.heads.base import Heads
-from model_runner.training.examples import Example
+from model_runner.heads.base import Example, Heads
 from model_runner.training.teacher import TargetWeights
 
 _CHUNK_NUMBERS = 1 << 20

@@ -6,12 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from model_runner.features import LAST
-from model_runner.heads.base import Heads
+from model_runner.heads.base import Example, Heads
 from model_runner.heads.eagle3 import Eagle3Heads
 from model_runner.heads.hydra import HydraHeads
 from model_runner.heads.medusa import MedusaHeads, MedusaShape
 from model_runner.training.eagle3 import Eagle3Objective
-from model_runner.training.examples import Example
 from model_runner.training.hydra import HydraObjective
 from model_runner.training.objective import Guess, Judge, Objective, answer_rows
 from model_runner.training.teacher import TargetWeights

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from model_runner.config import RunnerConfig
 from model_runner.features import LAST, Feature, require_layers
-from model_runner.heads.base import Heads, TargetShape
+from model_runner.heads.base import Example, Heads, TargetShape
 from model_runner.heads.eagle3 import default_features
 from model_runner.heads.hydra import HydraHeads, hydra_features
 from model_runner.heads.loading import heads_checkpoint, load_heads, save_heads
@@ -28,7 +28,6 @@ from model_runner.training.eagle3 import draft_layer_config, fresh_eagle3
 from model_runner.training.examples import (
     AnswerQuestions,
     AnswerStore,
-    Example,
     ExampleStore,
     Question,
     TargetForTraining,

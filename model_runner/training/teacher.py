@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from transformers import AutoModelForCausalLM
 
-from model_runner.heads.base import TargetShape
+from model_runner.heads.base import Example, TargetShape
 from model_runner.modules.loading import load_config, quiet
 from model_runner.spec.model_folder import open_checkpoint
-from model_runner.training.examples import Example
 
 
 def choose_draft_ids(examples: Iterable[Example], size: int, vocab_size: int) -> Tensor:

@@ -10,7 +10,6 @@ rendered again in a worker process.
 
 import asyncio
 import logging
-import os
 import pickle
 import re
 import signal
@@ -20,14 +19,14 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from multiprocessing.connection import Connection, Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from model_runner.processes import describe_end, isolated_module, start_isolated
+from model_runner.processes import describe_end, isolated_module, start_connected
 from model_runner.runner_interface import RunnerInfo
 from server.api.fields.rules import LENIENT, NOT_LENIENT
 from server.config import Settings
@@ -488,12 +487,8 @@ class _Worker:
         return process.wait()
 
     def _start(self) -> Connection:
-        ours, theirs = Pipe()
-        with theirs:
-            command = [*isolated_module("server.api.body_worker_process"), str(theirs.fileno()), str(os.getpid())]
-            self._process = start_isolated(command, theirs.fileno())
-        self._connection = ours
-        return ours
+        self._process, self._connection = start_connected(isolated_module("server.api.body_worker_process"))
+        return self._connection
 
 
 def _failure(pid: int, code: int, limits: Limits) -> ApiError:

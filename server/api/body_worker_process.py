@@ -7,16 +7,14 @@ import contextlib
 import os
 import pickle
 import resource
-import sys
 import traceback
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import server.api.dialects  # noqa: F401 - most errands are functions of these
-from model_runner.processes import die_with_parent
+from model_runner.processes import connect_to_parent
 from server.api.body_worker import IMAGE_CPU_S, BodyContext, Errand, Limits, Outcome, too_much_memory
 from server.errors import ApiError, InvalidRequestError
 from server.generation.constraints.check import grammar_error
@@ -37,12 +35,9 @@ _MODELS = 4
 
 def main() -> None:
     """Serve until the server closes its end of the pipe or dies."""
-    descriptor, parent = int(sys.argv[1]), int(sys.argv[2])
-    die_with_parent()
-    if os.getppid() != parent:
-        return
+    connected = connect_to_parent()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with Connection(descriptor) as connection, contextlib.suppress(EOFError, ConnectionError):
+    with connected as connection, contextlib.suppress(EOFError, ConnectionError):
         is_last, sender = False, None
         while not is_last:
             errand: Errand = pickle.loads(connection.recv_bytes())

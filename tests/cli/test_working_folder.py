@@ -16,6 +16,7 @@ from model_runner.hub.access import ModelNotFoundError
 from model_runner.hub.repository import resolve_model
 from model_runner.kernels.build import build_suffix
 from model_runner.learning.link import COMMAND
+from model_runner.processes import start_connected
 from server.api.body_worker import LARGE_BYTES, BodyWorker, WorkerPool
 from server.config import Settings
 from server.engine.process import ProcessLink
@@ -92,7 +93,9 @@ async def test_the_engine(planted: Planted) -> None:
 
 
 def test_the_learner(planted: Planted) -> None:
-    assert subprocess.run([*COMMAND, "--help"], stdout=subprocess.DEVNULL, check=False).returncode == 0
+    process, connection = start_connected(COMMAND)
+    connection.close()
+    assert process.wait() == 0
     assert not planted.was_used
 
 

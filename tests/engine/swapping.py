@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 
 from model_runner.config import RunnerConfig
-from model_runner.heads.base import Heads, TargetShape
+from model_runner.heads.base import Example, Heads, TargetShape
 from model_runner.heads.loading import load_heads
-from model_runner.learning.link import Begin, LearnerReport, Piece
+from model_runner.learning.link import Begin, ProcessLink
 from model_runner.modules.loading import load_config
 from model_runner.platforms.choose import choose_platform
 from model_runner.runner import ModelRunner
@@ -19,21 +19,20 @@ STEPS = 3
 """From one change to the next."""
 
 
-class ListeningLink:
-    """Implements LearnerLink: keeps the pieces, and has no learner at all."""
+class ListeningLink(ProcessLink):
+    """Keeps the pieces, and has no learner at all."""
 
     def __init__(self, begin: Begin, prepare: Callable[[bytes], Heads]) -> None:
+        super().__init__(begin, prepare)
         self.is_open = True
-        self.num_dropped = 0
-        self.report: LearnerReport | None = None
         self.begin = begin
         self.prepare = prepare
-        self.pieces: list[Piece] = []
+        self.pieces: list[Example] = []
 
     def start(self) -> None:
         pass
 
-    def offer(self, piece: Piece) -> None:
+    def offer(self, piece: Example) -> None:
         self.pieces.append(piece)
 
     def take_heads(self) -> Heads | None:

@@ -10,9 +10,9 @@ import torch
 
 from model_runner.config import RunnerConfig
 from model_runner.contract import SamplingParams, Speculation
-from model_runner.heads.base import Heads, TargetShape
+from model_runner.heads.base import Example, Heads, TargetShape
 from model_runner.heads.loading import load_heads
-from model_runner.learning.link import Begin, Piece
+from model_runner.learning.link import Begin
 from model_runner.learning.store import pack_learnt
 from model_runner.model_needs import DoesNotFitError
 from model_runner.modules.loading import load_config
@@ -64,7 +64,7 @@ class Learner:
     def ask(self, *requests: EngineRequest, **limits: int) -> dict[tuple[str, int], Answer]:
         return self.harness.run(self.harness.engine(**limits), requests)  # type: ignore[arg-type]
 
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[Example]:
         """Pieces recorded since the last call."""
         self.harness.forget()  # finished choices are reported with the next step
         taken, self.link.pieces = self.link.pieces, []
@@ -114,15 +114,14 @@ def test_pieces_hold_what_the_target_computes_for_their_tokens(
     assert len(pieces) >= len(requests)
     taught: dict[str, list[int]] = {one.request_id: [] for one in requests}
     for piece in pieces:
-        tokens = np.frombuffer(piece.tokens, np.int32).tolist()
+        tokens = piece.tokens.tolist()
         (name, whole) = next(
             (one.request_id, whole)
             for one in requests
             if (whole := [*one.prompt, *answers[one.request_id, 0].tokens])[piece.start :][: len(tokens)] == tokens
         )
         computed = alone.features(whole[: piece.start + len(tokens)])
-        for feature, content in piece.features.items():
-            rows = np.frombuffer(content, np.float16).reshape(len(tokens), -1)
+        for feature, rows in piece.features.items():
             assert np.array_equal(rows, half(computed[feature][piece.start :]))
         taught[name] += range(piece.start + piece.num_prompt, piece.start + len(tokens))
     for places in taught.values():

@@ -13,8 +13,9 @@ from model_runner.heads.base import Heads, TargetShape
 from model_runner.heads.eagle3 import Eagle3Heads
 from model_runner.heads.hydra import HydraHeads, HydraShape
 from model_runner.learning import learner as module
-from model_runner.learning.learner import InitialHeads, Learner, Publication, Ring, Trainee, judge
-from model_runner.learning.store import load_learnt, pack_learnt
+from model_runner.learning.learner import Learner, Ring, Trainee, judge
+from model_runner.learning.link import NewHeads
+from model_runner.learning.store import Stored, load_learnt, pack_learnt
 from model_runner.training.eagle3 import draft_layer_config, fresh_eagle3
 from model_runner.training.hydra import fresh_hydra
 from model_runner.training.objectives import fresh_medusa, objective_of
@@ -25,11 +26,19 @@ SUBJECT = list(range(10, 50))
 OTHER = list(range(200, 240))
 
 
-class Format:
-    """Serialises heads with pickle."""
+class Store:
+    """Serialises heads, and stores none."""
 
-    def __init__(self, target: TargetShape) -> None:
+    def __init__(self, target: TargetShape, learnt: Heads | None = None, version: int = 0) -> None:
         self.target = target
+        self.learnt = learnt
+        self.last_version = version
+
+    def read(self) -> Stored | None:
+        return None if self.learnt is None else Stored(self.last_version, b"", self.learnt)
+
+    def write(self, version: int, checkpoint: bytes) -> bool:
+        return False
 
     def pack(self, heads: Heads, version: int) -> bytes:
         return pack_learnt(heads, version, "tiny", self.target.num_layers)
@@ -64,12 +73,12 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def make(target: TargetWeights, first: Heads | None, learnt: Heads | None = None, version: int = 0) -> Learner:
     clock = Clock(module.PUBLISH_EVERY_S)
-    return Learner(target, InitialHeads(first, learnt, version), Format(target.shape), Ring(1 << 22), clock=clock)
+    return Learner(target, first, Store(target.shape, learnt, version), Ring(1 << 22), clock=clock)
 
 
 def teach(
     learner: Learner, target: TargetWeights, subject: Sequence[int], rounds: int, seed: int = 0, **how: bool
-) -> list[Publication]:
+) -> list[NewHeads]:
     """Rounds of eight pieces, with all the steps that they are good for."""
     published = []
     for number in range(rounds):
@@ -142,7 +151,7 @@ def test_every_kind_goes_on_from_its_heads(target: TargetWeights, tiny_model: Ca
         heads: Heads = fresh_eagle3(target, torch.arange(100), (FEATURE, FEATURE, FEATURE), config)
     else:
         heads = given(target, kind)
-    heads = Format(target.shape).load(Format(target.shape).pack(heads, 1))  # as from a file
+    heads = Store(target.shape).load(Store(target.shape).pack(heads, 1))  # as from a file
     sample = pieces(target, SUBJECT, 12, 3)
     candidate = Trainee(heads, target, torch.float32, sample)
     plain = objective_of(heads, target, torch.float32)
@@ -258,7 +267,7 @@ def test_pieces_without_numbers_are_left_out(target: TargetWeights) -> None:
 
 def test_publications_keep_a_distance_but_for_the_last(target: TargetWeights) -> None:
     clock = Clock()
-    learner = Learner(target, InitialHeads(None), Format(target.shape), Ring(1 << 22), clock=clock)
+    learner = Learner(target, None, Store(target.shape), Ring(1 << 22), clock=clock)
     assert teach(learner, target, SUBJECT, 12) == []
     clock.now = module.PUBLISH_EVERY_S
     first = learner.decide()

@@ -10,13 +10,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from model_runner.learning.link import Begin, LearnerReport, Piece, ProcessLink
+from model_runner.heads.base import Example
+from model_runner.learning.link import Begin, ProcessLink
 from model_runner.processes import Backoff
+from model_runner.runner_interface import LearningStats
 from tests.model_runner.learning.fake_learner import BIG, HEADS
 
-BEGIN = Begin("a model", "hydra", None, None, 1, 1 << 20)
+BEGIN = Begin("a model", "hydra", None, "a cache", 1, 1 << 20)
 ROOT = Path(__file__).parents[3]
 WAIT_S = 60.0
 ONCE = Backoff(max_failures=1)
@@ -40,15 +43,15 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeLink]:
         link.close()
 
 
-def piece(num_tokens: int = 4, num_bytes: int = 8) -> Piece:
-    return Piece(0, 1, 0.0, bytes(4 * num_tokens), {"last": bytes(num_bytes)})
+def piece(num_tokens: int = 4, num_bytes: int = 8) -> Example:
+    return Example(np.zeros(num_tokens, np.int64), 1, 0.0, {"last": np.zeros(num_bytes // 2, np.float16)})
 
 
-def wait_reported(link: ProcessLink) -> LearnerReport:
-    while link.report is None:
+def wait_reported(link: ProcessLink) -> LearningStats:
+    while not link.stats.steps:
         assert link.is_open
         os.sched_yield()
-    return link.report
+    return link.stats
 
 
 def wait_ended(link: ProcessLink) -> None:
@@ -79,7 +82,7 @@ def test_pieces_go_and_the_newest_heads_come(make: MakeLink, caplog: pytest.LogC
     for _ in range(1, HEADS):
         names.add(prepared.get(timeout=WAIT_S)[1])
     assert names == {"samewise-from-learner"}
-    assert wait_reported(link) == LearnerReport(HEADS, 5, 7, 7, 2, 1, 1.5, None)  # which comes after the heads
+    assert wait_reported(link) == LearningStats(7, 0, 5, 2, 1, 1.5, None)  # which comes after the heads
     assert link.take_heads() == b"%d" % HEADS
     assert link.take_heads() is None
     assert "begun with hydra" in caplog.text
@@ -126,9 +129,9 @@ def test_a_killed_one_is_followed_by_another_which_goes_on(make: MakeLink, caplo
     link = make("heads", backoff=Backoff(first_s=0.0))
     for number, num_tokens in enumerate((7, 5, 4)):
         link.offer(piece(num_tokens))
-        while link.report is None or link.report.tokens != sum((7, 5, 4)[: number + 1]):
+        while link.stats.tokens != sum((7, 5, 4)[: number + 1]):
             os.sched_yield()
-        assert (link.report.steps, link.report.published) == (5 * (number + 1), 2 * (number + 1))
+        assert (link.stats.steps, link.stats.publications) == (5 * (number + 1), 2 * (number + 1))
         assert link.take_heads() == b"%d" % HEADS
         if number < 2:
             killed = link.pid
@@ -178,7 +181,7 @@ def test_who_is_too_slow_gets_less(make: MakeLink) -> None:
     link = make("deaf")
     for _ in range(10):
         link.offer(piece(num_bytes=BIG))
-    assert link.num_dropped >= 10 - 4 - 1  # those that wait, and the one that is being sent
+    assert link.stats.pieces_dropped >= 10 - 4 - 1  # those that wait, and the one that is being sent
 
 
 def test_one_that_does_not_listen_is_ended(make: MakeLink, caplog: pytest.LogCaptureFixture) -> None:

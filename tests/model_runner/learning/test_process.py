@@ -1,35 +1,22 @@
 """The learner's process, over its connection, with a tiny model."""
 
-import os
 import signal
-import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from model_runner.heads.base import TargetShape
-from model_runner.learning.link import (
-    EXIT_IMPOSSIBLE,
-    Begin,
-    FromLearner,
-    LearnerNote,
-    LearnerReport,
-    NewHeads,
-    Piece,
-    decode_from_learner,
-    encode,
-)
-from model_runner.learning.setup import set_up
+from model_runner.heads.base import Example, TargetShape
+from model_runner.learning.learner import make_learner
+from model_runner.learning.link import EXIT_IMPOSSIBLE, Begin, LearnerNote, NewHeads
 from model_runner.learning.store import load_learnt
 from model_runner.modules.loading import load_config
-from model_runner.processes import isolated_module
+from model_runner.processes import isolated_module, start_connected
 from model_runner.refusal import UnsupportedModelError
-from model_runner.training.examples import Example
+from model_runner.runner_interface import LearningStats
 from model_runner.training.teacher import TargetWeights
 from tests.model_runner.learning.traffic import pieces
 
@@ -46,27 +33,22 @@ class Learner:
         self.notes: list[LearnerNote] = []
 
     def send(self, piece: Example) -> None:
-        features = {name: rows.tobytes() for name, rows in piece.features.items()}
-        tokens = piece.tokens.astype(np.int32).tobytes()
-        message = Piece(piece.start, piece.num_prompt, piece.temperature, tokens, features)
-        self.connection.send_bytes(encode(message))
+        self.connection.send(piece)
 
-    def receive(self) -> FromLearner:
+    def receive(self) -> NewHeads | LearningStats:
         """The next message that is no line of a log."""
-        while isinstance(message := decode_from_learner(self.connection.recv_bytes()), LearnerNote):
+        while isinstance(message := self.connection.recv(), LearnerNote):
             self.notes.append(message)
         return message
 
 
 @contextmanager
 def started(begin: Begin) -> Iterator[Learner]:
-    ours, theirs = socket.socketpair()
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
-    with theirs:
-        options = ["--connection", str(theirs.fileno()), "--parent", str(os.getpid())]
-        process = subprocess.Popen([*COMMAND, *options], pass_fds=[theirs.fileno()], env=environment)
-    with Connection(ours.detach()) as connection:
-        connection.send_bytes(encode(begin))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+        process, connection = start_connected(COMMAND)
+    with connection:
+        connection.send(begin)
         yield Learner(connection, process)
     process.wait()
 
@@ -79,7 +61,7 @@ def test_it_learns_ends_and_goes_on_from_what_it_kept(tmp_path: Path, tiny_model
     model = tiny_model("llama")
     shape = TargetShape.of(load_config(model))
     target = TargetWeights.load(model)
-    heads, reports = list[NewHeads](), list[LearnerReport]()
+    heads, reports = list[NewHeads](), list[LearningStats]()
     with started(begin(model, tmp_path)) as learner:
         for number in range(40):
             for piece in pieces(target, SUBJECT, 16, number):
@@ -89,13 +71,13 @@ def test_it_learns_ends_and_goes_on_from_what_it_kept(tmp_path: Path, tiny_model
             while not reports or reports[-1].tokens < 624 * (number + 1):
                 message = learner.receive()
                 heads += [message] if isinstance(message, NewHeads) else []
-                reports += [message] if isinstance(message, LearnerReport) else []
+                reports += [message] if isinstance(message, LearningStats) else []
         assert heads
     assert learner.process.returncode == 0
     assert [one.version for one in heads] == list(range(1, len(heads) + 1))
     assert load_learnt(heads[-1].checkpoint, shape).kind == "hydra"
     assert any("tokens per step" in note.text for note in learner.notes)
-    assert reports[-1].first == 1.0
+    assert reports[-1].tokens_per_step_first == 1.0
 
     with started(begin(model, tmp_path)) as again:
         message = again.receive()
@@ -103,13 +85,12 @@ def test_it_learns_ends_and_goes_on_from_what_it_kept(tmp_path: Path, tiny_model
         assert message.version >= heads[-1].version
         again.send(pieces(target, SUBJECT, 1, 0)[0])
         report = again.receive()
-        assert isinstance(report, LearnerReport)
-        assert report.version == message.version
-        assert report.current is not None
-        assert report.current > 1.0
+        assert isinstance(report, LearningStats)
+        assert report.tokens_per_step_current is not None
+        assert report.tokens_per_step_current > 1.0
         again.process.send_signal(signal.SIGTERM)  # the engine says when it is over
         again.send(pieces(target, SUBJECT, 1, 1)[0])
-        assert isinstance(again.receive(), LearnerReport)
+        assert isinstance(again.receive(), LearningStats)
     assert again.process.returncode == 0
 
 
@@ -124,6 +105,6 @@ def test_what_cannot_be_learnt_is_said_at_the_start(tmp_path: Path, tiny_model: 
 
 def test_what_is_wrong_with_the_model_or_the_heads_is_said(tmp_path: Path, tiny_model: Callable[[str], Path]) -> None:
     with pytest.raises(UnsupportedModelError, match="holds no model"):
-        set_up(begin(tmp_path, tmp_path))
+        make_learner(begin(tmp_path, tmp_path))
     with pytest.raises(ValueError, match=r"training of .* needs initial heads"):
-        set_up(Begin(str(tiny_model("llama")), "medusa", None, None, 1, 64 << 20))
+        make_learner(Begin(str(tiny_model("llama")), "medusa", None, str(tmp_path), 1, 64 << 20))

@@ -10,7 +10,7 @@ import torch
 
 from model_runner.contract import AdmittedRequest, Pooling, SamplingParams
 from model_runner.features import LAST
-from model_runner.learning.link import Piece
+from model_runner.heads.base import Example
 from model_runner.learning.recorder import Recorder
 from model_runner.speculative.proposer import ChoiceStep, TargetStep
 
@@ -46,7 +46,7 @@ class World:
     """A recorder, and steps of several choices with rows of others and of rejected drafts between theirs."""
 
     rng: random.Random = field(default_factory=lambda: random.Random(0))
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[Example] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.recorder = Recorder((EARLY, LAST), self.pieces.append)
@@ -85,17 +85,17 @@ class World:
         return ChoiceStep(one.slot, one.tokens, one.num_prompt, num_new, one.num_computed, rows, [], 0, one.sampling)
 
 
-def tokens_of(piece: Piece) -> list[int]:
-    return np.frombuffer(piece.tokens, dtype=np.int32).tolist()
+def tokens_of(piece: Example) -> list[int]:
+    return piece.tokens.tolist()
 
 
-def taught(piece: Piece, one: Answering) -> range:
+def taught(piece: Example, one: Answering) -> range:
     """The positions of the output that the piece teaches, all of whose rows are as they were computed."""
     own = tokens_of(piece)
     assert own == one.tokens[piece.start : piece.start + len(own)]
     assert piece.num_prompt == max(one.num_prompt - piece.start, 1)
     expected = features_of(own, piece.start).half().numpy()
-    rows = {name: np.frombuffer(content, np.float16).reshape(-1, 2) for name, content in piece.features.items()}
+    rows = piece.features
     assert set(rows) == {EARLY, LAST}
     assert np.array_equal(rows[EARLY], expected)
     assert np.array_equal(rows[LAST], -expected)
@@ -207,7 +207,7 @@ def test_numbers_beyond_half_precision_are_clipped() -> None:
     choice = ChoiceStep(0, list(range(11)), 1, 10, 10, list(range(10)), [], 0, one.sampling)
     recorder.observe(TargetStep([choice], {LAST: torch.tensor([[1e9, -1e9, torch.inf, 1.0]] * 10)}, torch.zeros(0)))
     recorder.end(0)
-    rows = np.frombuffer(world.pieces[0].features[LAST], np.float16).reshape(10, 4)
+    rows = world.pieces[0].features[LAST]
     assert rows[3].tolist() == [65504.0, -65504.0, 65504.0, 1.0]
 
 

@@ -4,8 +4,8 @@ import random
 
 import numpy as np
 
+from model_runner.heads.base import Example
 from model_runner.learning.learner import NEWEST, Ring
-from model_runner.training.examples import Example
 
 ROW = 8 + 4 * 2  # a token, and a feature of 4 numbers
 

@@ -33,7 +33,7 @@ def load(checkpoint: bytes) -> Heads:
 
 
 def open_store(folder: Path, identity: str = "ours") -> HeadsStore:
-    return HeadsStore(folder, identity)
+    return HeadsStore(folder, identity, TARGET, heads(0))
 
 
 def close(store: HeadsStore) -> None:
@@ -90,7 +90,7 @@ def test_every_flipped_bit_and_every_cut_is_found() -> None:
 
 def test_the_newest_of_two_generations_is_read(kept: Path) -> None:
     assert files(kept) == ["heads-00000004.safetensors", "heads-00000005.safetensors"]
-    stored = open_store(kept.parents[1]).read(load)
+    stored = open_store(kept.parents[1]).read()
     assert stored is not None
     assert stored.version == 5
     assert stored.checkpoint == packed(5)
@@ -115,7 +115,7 @@ def test_a_file_that_cannot_be_used_is_named_and_passed_over(
         }[damage]
     )
     store = open_store(kept.parents[1])
-    stored = store.read(load)
+    stored = store.read()
     assert stored is not None
     assert stored.version == 4
     assert str(newest) in caplog.text
@@ -128,9 +128,9 @@ def test_a_file_that_cannot_be_used_is_named_and_passed_over(
 def test_nothing_comes_back_from_nothing(kept: Path, caplog: pytest.LogCaptureFixture) -> None:
     for file in kept.glob("heads-*"):
         file.write_bytes(b"nothing")
-    assert open_store(kept.parents[1]).read(load) is None
+    assert open_store(kept.parents[1]).read() is None
     assert caplog.text.count("Skipping") == 2
-    assert open_store(kept.parents[1], "another").read(load) is None
+    assert open_store(kept.parents[1], "another").read() is None
 
 
 def test_a_full_disk_is_told_once(
@@ -150,7 +150,7 @@ def test_a_full_disk_is_told_once(
     assert files(tmp_path / "learnt" / "ours") == ["heads-00000001.safetensors"]
     assert store.write(4, packed(4))
     close(store)
-    stored = open_store(tmp_path).read(load)
+    stored = open_store(tmp_path).read()
     assert stored is not None
     assert stored.version == 4
 
@@ -159,7 +159,7 @@ _KILLED = """
 import os, sys
 from pathlib import Path
 from model_runner.learning.store import HeadsStore
-store = HeadsStore(Path(sys.argv[1]), "ours")
+store = HeadsStore(Path(sys.argv[1]), "ours", None, None)
 def stop(partial, file):
     print("written", flush=True)
     sys.stdin.read()
@@ -177,7 +177,7 @@ def test_a_writer_that_is_killed_before_it_renames_leaves_what_was_there(kept: P
         process.send_signal(signal.SIGKILL)
     store = open_store(kept.parents[1])
     assert store.writes
-    stored = store.read(load)
+    stored = store.read()
     assert stored is not None
     assert stored.version == 5
     assert files(kept) == ["heads-00000004.safetensors", "heads-00000005.safetensors"]
@@ -189,7 +189,7 @@ def test_the_second_server_on_a_folder_only_reads(kept: Path, caplog: pytest.Log
     assert not second.writes
     assert "does not store any" in caplog.text
     assert not second.write(9, packed(9))
-    stored = second.read(load)
+    stored = second.read()
     assert stored is not None
     assert stored.version == 5
     assert first.write(6, packed(6))

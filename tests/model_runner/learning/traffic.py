@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from model_runner.features import LAST
-from model_runner.training.examples import Example
+from model_runner.heads.base import Example
 from model_runner.training.teacher import TargetWeights
 
 FEATURE = "layers.0"

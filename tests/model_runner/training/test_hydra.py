@@ -5,9 +5,8 @@ import pytest
 import torch
 
 from model_runner.features import LAST, Feature
-from model_runner.heads.base import TargetShape
+from model_runner.heads.base import Example, TargetShape
 from model_runner.heads.hydra import HydraHeads, HydraShape
-from model_runner.training.examples import Example
 from model_runner.training.hydra import REACHED, HydraObjective, fresh_hydra, take_over
 from model_runner.training.objective import Guess, Judge, answer_rows
 from model_runner.training.teacher import TargetWeights

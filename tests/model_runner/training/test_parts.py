@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from model_runner.heads.base import Example
 from model_runner.heads.layer import Attend
 from model_runner.training.eagle3 import Span, UnrolledAttention
-from model_runner.training.examples import AnsweredPrompt, Example, batches, opening_questions, own_prompts
+from model_runner.training.examples import AnsweredPrompt, batches, opening_questions, own_prompts
 from model_runner.training.objective import soft_cross_entropy
 from model_runner.training.prompts import OWN_SHARE, TOPICS, Prompt, held_out_prompts, training_prompts
 from model_runner.training.teacher import choose_draft_ids

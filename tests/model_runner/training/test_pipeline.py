@@ -10,12 +10,12 @@ from rich.console import Console
 from rich.progress import Progress
 from transformers import AutoModelForCausalLM
 
-from model_runner.heads.base import TargetShape
+from model_runner.heads.base import Example, TargetShape
 from model_runner.heads.hydra import HydraHeads
 from model_runner.heads.loading import load_heads
 from model_runner.modules.loading import load_config
 from model_runner.training import pipeline
-from model_runner.training.examples import AnsweredPrompt, AnswerStore, Example, Question, training_questions
+from model_runner.training.examples import AnsweredPrompt, AnswerStore, Question, training_questions
 from model_runner.training.loop import LoopOptions
 from model_runner.training.objective import Objective
 from model_runner.training.pipeline import Accuracy, Kind, TrainingOptions, measure, train_heads
