@@ -6,6 +6,7 @@ the same alone and in any batch, and no work is spent on padding.
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -30,6 +31,7 @@ class Texts:
 
     def __init__(self, lengths: Sequence[int]) -> None:
         """`lengths` are the numbers of tokens, each at least 1."""
+        self.lengths = lengths
         self.spans = list(pairwise(accumulate(lengths, initial=0)))
         """The first token of each text in the batch, and the one after its last."""
 
@@ -139,43 +141,32 @@ def flat_attention(  # noqa: PLR0913, PLR0917 - the signature is transformers'
     return texts.attend(query[0], key[0], value[0], scaling, sliding_window)[None], None
 
 
-class MPNetAttention(nn.Module):
+class MPNetBias:
     """MPNet's attention: its modules do not use transformers' attention interface, and add a relative bias.
 
     The bias of a text is computed once in a forward pass, by the encoder's own function.
     """
 
-    def __init__(self, attention: Any, bias: "MPNetBias") -> None:
-        """`attention` is transformers' module, whose linears are used."""
-        super().__init__()
-        self.num_attention_heads = attention.num_attention_heads
-        self.attention_head_size = attention.attention_head_size
-        self.q, self.k, self.v, self.o = attention.q, attention.k, attention.v, attention.o
-        self._bias = bias
-
-    def forward(self, hidden_states: Tensor, *ignored: Any, **also_ignored: Any) -> tuple[Tensor]:
-        """Hidden states [1, tokens, hidden] to the output of the same shape; masks and biases given here are none."""
-        shape = (-1, self.num_attention_heads, self.attention_head_size)
-        query, key, value = (linear(hidden_states).view(shape).transpose(0, 1) for linear in (self.q, self.k, self.v))
-        scaling = 1 / math.sqrt(self.attention_head_size)
-        attended = self._bias.texts.attend(query, key, value, scaling, biases=self._bias.of_texts)
-        return (self.o(attended.reshape(hidden_states.shape)),)
-
-
-class MPNetBias:
-    """The relative bias of each text of the current forward pass."""
-
     def __init__(self, encoder: Any) -> None:
         """Replaces the attention of the encoder's layers."""
         self._compute = encoder.compute_position_bias
+        self._texts = Texts([1])
+        self._of_texts: list[Tensor] = []
         encoder.compute_position_bias = lambda hidden_states: None
         for layer in encoder.layer:
-            layer.attention.attn = MPNetAttention(layer.attention.attn, self)
-        self.texts = Texts([1])
-        self.of_texts: list[Tensor] = []
+            layer.attention.attn.forward = partial(self._attend, layer.attention.attn)
 
     def begin(self, texts: Texts) -> None:
         """Compute the biases [heads, n, n] of the texts of a forward pass."""
-        self.texts = texts
-        of_lengths = {length: self._compute(torch.empty(1, length, 1))[0] for length in {b - a for a, b in texts.spans}}
-        self.of_texts = [of_lengths[end - start] for start, end in texts.spans]
+        self._texts = texts
+        of_lengths = {length: self._compute(torch.empty(1, length, 1))[0] for length in {*texts.lengths}}
+        self._of_texts = [of_lengths[length] for length in texts.lengths]
+
+    def _attend(self, module: Any, hidden_states: Tensor, *ignored: Any, **also_ignored: Any) -> tuple[Tensor]:
+        """Hidden states [1, tokens, hidden] to the output of the same shape; masks and biases given here are none."""
+        shape = (-1, module.num_attention_heads, module.attention_head_size)
+        linears = module.q, module.k, module.v
+        query, key, value = (linear(hidden_states).view(shape).transpose(0, 1) for linear in linears)
+        scaling = 1 / math.sqrt(module.attention_head_size)
+        attended = self._texts.attend(query, key, value, scaling, biases=self._of_texts)
+        return (module.o(attended.reshape(hidden_states.shape)),)

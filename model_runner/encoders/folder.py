@@ -7,7 +7,7 @@ sentence_transformer/modules and cross_encoder/model.py).
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from model_runner.json_files import find_object, is_safe_path, read_list
 from model_runner.refusal import UnsupportedModelError, few, refused
@@ -22,7 +22,8 @@ _BOTH = frozenset({"gemma3_text"})
 """Model types whose attention is bidirectional if `use_bidirectional_attention` is set."""
 MODEL_TYPES = _ENCODERS | _BOTH
 """Model types of encoders."""
-_CLASSIFIES = "ForSequenceClassification"
+CLASSIFIES = "ForSequenceClassification"
+"""Ends the names of classes with a head for classes or scores."""
 _TASKS = ("ForMaskedLM", "ForPreTraining", "ForCausalLM", "LMHeadModel", "Model")
 """Endings of classes whose encoder makes embeddings; their heads for tokens are not used."""
 _TRANSFORMER_FILES = (
@@ -37,8 +38,7 @@ _NOMIC = {
 }
 """Entries of NomicBERT's own configurations, which transformers ignores, with the values that it computes."""
 
-PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
-_MODES: Mapping[str, PoolingMode] = {
+_SWITCHES = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
     "pooling_mode_mean_tokens": "mean",
@@ -46,42 +46,26 @@ _MODES: Mapping[str, PoolingMode] = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-"""The mode of each switch of older files, in the order in which vectors are joined."""
+"""The mode of pooling for each switch of older files, in the order in which vectors are joined."""
 
 
 @dataclass(frozen=True, slots=True)
-class PoolingModule:
-    """Makes one vector of a text's hidden states; vectors of several modes are joined."""
+class SentenceModule:
+    """A step from a text's hidden states to its embedding."""
 
-    modes: tuple[PoolingMode, ...] = ("mean",)
-
-
-@dataclass(frozen=True, slots=True)
-class DenseModule:
-    """A linear layer with an activation."""
-
-    folder: Path
-    """Has the weights `linear.weight`, `linear.bias`, and perhaps `residual.weight`."""
-    activation: str
-    """The name of a class in torch.nn."""
-    adds_input: bool
-    """Whether the input is added to the output, through the weight `residual` if sizes differ."""
+    kind: str
+    """Pooling, Dense, LayerNorm, or Normalize, which divides the vector by its Euclidean norm."""
+    folder: Path = Path()
+    """Has the weights of a Dense module or a layer norm."""
+    modes: tuple[str, ...] = ()
+    """Modes of pooling, whose vectors are joined."""
+    activation: str = ""
+    """The name of a class in torch.nn, for a Dense module."""
+    adds_input: bool = False
+    """Whether a Dense module's input is added to its output, through the weight `residual` if sizes differ."""
 
 
-@dataclass(frozen=True, slots=True)
-class LayerNormModule:
-    """A layer norm of the vector."""
-
-    folder: Path
-    """Has the weights `norm.weight` and `norm.bias`."""
-
-
-@dataclass(frozen=True, slots=True)
-class NormalizeModule:
-    """Divides the vector by its Euclidean norm."""
-
-
-SentenceModule = PoolingModule | DenseModule | LayerNormModule | NormalizeModule
+_MEAN = SentenceModule("Pooling", modes=("mean",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +89,12 @@ class EncoderFolder:
     @property
     def pooling(self) -> str:
         """The modes of pooling, joined by `+`."""
-        return "+".join(mode for module in self.modules if isinstance(module, PoolingModule) for mode in module.modes)
+        return "+".join(mode for module in self.modules for mode in module.modes)
 
     @property
     def normalizes(self) -> bool:
         """Whether vectors have length 1 by default."""
-        return bool(self.modules) and isinstance(self.modules[-1], NormalizeModule)
+        return self.modules[-1].kind == "Normalize"
 
 
 def is_encoder(config: Mapping[str, Any]) -> bool:
@@ -138,7 +122,7 @@ def _read_encoder(folder: Path) -> EncoderFolder | None:
         return None
     kind = str(config["model_type"])
     architecture = str((config.get("architectures") or ["Model"])[0])
-    classifies = architecture.endswith(_CLASSIFIES)
+    classifies = architecture.endswith(CLASSIFIES)
     if kind == "nomic_bert" and (
         other := [name for name in _NOMIC if (config.get(name) or _NOMIC[name]) != _NOMIC[name]]
     ):
@@ -146,11 +130,11 @@ def _read_encoder(folder: Path) -> EncoderFolder | None:
     if not classifies and not architecture.endswith(_TASKS):
         raise UnsupportedModelError(
             f"{folder} (a {kind} model) has a head for another task ({architecture}); encoders are supported for "
-            f"embeddings, and with a head of the class ...{_CLASSIFIES} for scores and classes; give another checkpoint"
+            f"embeddings, and with a head of the class ...{CLASSIFIES} for scores and classes; give another checkpoint"
         )
     transformer = next((found for name in _TRANSFORMER_FILES if (found := find_object(folder / name))), {})
     has_modules = (folder / "modules.json").is_file()
-    modules = tuple(_modules(folder)) if has_modules and not classifies else (PoolingModule(),)
+    modules = tuple(_modules(folder)) if has_modules and not classifies else (_MEAN,)
     limits = transformer.get("max_seq_length"), find_object(folder / "tokenizer_config.json").get("model_max_length")
     lengths = [int(limit) for limit in limits if isinstance(limit, int | float) and 0 < limit < 1 << 30]
     return EncoderFolder(
@@ -203,27 +187,26 @@ def _module(folder: Path, kind: str, path: Path) -> SentenceModule:
     if kind == "Pooling":
         if config.get("include_prompt") is False:
             raise _unsupported(folder, "leaves the prompt out of its pooling")
-        return PoolingModule(_pooling_modes(folder, config))
+        modes = pooling_modes(config) or ["mean"]
+        if unknown := [mode for mode in modes if mode not in _SWITCHES.values()]:
+            raise _unsupported(folder, f"has the pooling mode {unknown[0][:80]!r}")
+        return SentenceModule(kind, modes=tuple(modes))
     if kind == "Dense":
         module, _, activation = str(config.get("activation_function") or "torch.nn.Tanh").rpartition(".")
         if not module.startswith("torch.nn"):
             raise _unsupported(folder, f"has a Dense module with the activation {activation!r}, which is not torch's")
-        return DenseModule(path, activation, bool(config.get("use_residual")))
-    if kind == "LayerNorm":
-        return LayerNormModule(path)
-    if kind == "Normalize":
-        return NormalizeModule()
+        return SentenceModule(kind, path, activation=activation, adds_input=bool(config.get("use_residual")))
+    if kind in ("LayerNorm", "Normalize"):
+        return SentenceModule(kind, path)
     raise _unsupported(folder, f"names the module {kind[:80]!r}")
 
 
-def _pooling_modes(folder: Path, config: Mapping[str, Any]) -> tuple[PoolingMode, ...]:
+def pooling_modes(config: Mapping[str, Any]) -> list[str]:
+    """The modes in the configuration of a Pooling module, in the order in which vectors are joined."""
     named = config.get("pooling_mode")
     if named is None:
-        named = [mode for switch, mode in _MODES.items() if config.get(switch)] or ["mean"]
-    modes = tuple([named] if isinstance(named, str) else named)
-    if unknown := [str(mode) for mode in modes if mode not in _MODES.values()]:
-        raise _unsupported(folder, f"has the pooling mode {unknown[0][:80]!r}")
-    return modes
+        return [mode for switch, mode in _SWITCHES.items() if config.get(switch)]
+    return [named] if isinstance(named, str) else list(map(str, named))
 
 
 def _unsupported(folder: Path, what: str) -> UnsupportedModelError:

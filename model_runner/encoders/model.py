@@ -15,10 +15,10 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from model_runner.encoders.attention import ATTENTION_NAME, MPNetBias, Texts, register_attention
 from model_runner.encoders.folder import EncoderFolder
 from model_runner.modules.activations import ExactFunctions, replace_activations
-from model_runner.modules.loading import quiet
+from model_runner.modules.loading import quiet, refuse_faults
 from model_runner.modules.transformers_private import set_attention
 from model_runner.native.packed import OneDNNPacker, Packer, pack_weights
-from model_runner.refusal import UnsupportedModelError, describe_model, few, refused
+from model_runner.refusal import UnsupportedModelError, describe_model, refused
 from model_runner.weights.damage import naming_damage
 from model_runner.weights.size_check import check_folder
 
@@ -68,7 +68,10 @@ class EncoderModel:
         types = getattr(getattr(self._base, "embeddings", None), "token_type_embeddings", None)
         self._num_types: int = 0 if types is None else types.num_embeddings
         self._padding = _padding_of(self._base)
-        self._head = _Head(model, self._base) if folder.classifies else None
+        self._given = _Given(self._base)
+        self._classifier: Any = model if folder.classifies else None
+        if folder.classifies:
+            setattr(model, model.base_model_prefix, self._given)
         self._functions: ExactFunctions | None = ExactFunctions()
         self.max_tokens = _max_tokens(self._base)
         """Positions that the model has."""
@@ -96,9 +99,12 @@ class EncoderModel:
     @torch.inference_mode()
     def classify(self, hidden: Sequence[Tensor]) -> list[Tensor]:
         """The scores [classes] of texts with these hidden states, by the model's head."""
-        assert self._head is not None, "the model has a head"
+        scores = []
         with self._functions or nullcontext():
-            return [self._head(states) for states in hidden]
+            for states in hidden:
+                self._given.hidden = states[None].contiguous()
+                scores.append(self._classifier(input_ids=torch.zeros(1, len(states), dtype=torch.long)).logits[0])
+        return scores
 
     def _positions(self, text: EncoderText) -> Tensor:
         if self._padding is None:
@@ -133,39 +139,23 @@ class EncoderModel:
     def _results(self, texts: Sequence[EncoderText]) -> list[Tensor]:
         """All numbers that the model makes of each text."""
         hidden = self.encode(texts)
-        if self._head is None:
+        if self._classifier is None:
             return hidden
         scores = self.classify(hidden)
         return [torch.cat([states.flatten(), one]) for states, one in zip(hidden, scores, strict=True)]
 
 
-class _Head:
-    """The head of a classification model, applied to one text at a time.
+class _Given(nn.Module):
+    """Stands in for the encoder of a classification model: returns given hidden states, pooled as the encoder does it.
 
-    The model's own forward pass runs with given hidden states in place of its encoder, so each family's way of pooling
-    needs no code here.
+    So the model's own forward pass applies its head to one text, and each family's pooling needs no code here.
     """
 
-    def __init__(self, model: Any, base: Any) -> None:
-        self._model = model
-        self._given = _Given(getattr(base, "pooler", None), getattr(base, "pooler_activation", None))
-        setattr(model, model.base_model_prefix, self._given)
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        """Hidden states [tokens, hidden] of a text -> scores [classes]."""
-        self._given.hidden = hidden[None].contiguous()
-        scores: Tensor = self._model(input_ids=torch.zeros(1, len(hidden), dtype=torch.long)).logits[0]
-        return scores
-
-
-class _Given(nn.Module):
-    """Stands in for an encoder: returns given hidden states, pooled as the encoder does it."""
-
-    def __init__(self, pooler: nn.Module | None, activation: nn.Module | None) -> None:
-        """`activation` follows a pooler that is only a linear layer, as in ALBERT."""
+    def __init__(self, base: Any) -> None:
         super().__init__()
-        self._pooler = pooler
-        self._activation = activation
+        self._pooler = getattr(base, "pooler", None)
+        self._activation = getattr(base, "pooler_activation", None)
+        """It follows a pooler that is only a linear layer, as in ALBERT."""
         self.hidden = torch.empty(0)
 
     def forward(self, *ignored: Any, **also_ignored: Any) -> BaseModelOutputWithPooling:
@@ -271,13 +261,4 @@ def _check_report(model: Any, report: Mapping[str, Any]) -> None:
         for key in report["unexpected_keys"]
         if key.removeprefix(prefix).split(".")[0] in own and not key.endswith(_BUFFERS)
     ]
-    mismatched = [
-        f"{key} {list(stored)} instead of {list(wanted)}" for key, stored, wanted in report["mismatched_keys"]
-    ]
-    faults = (
-        ("has no weights", report["missing_keys"]),
-        ("has weights of another shape", mismatched),
-        ("has weights that the model does not use", unexpected),
-    )
-    if found := [f"{fault}: {few(names)}" for fault, names in faults if names]:
-        raise UnsupportedModelError(f"{describe_model(model.config)} {'; and '.join(found)}")
+    refuse_faults(model.config, {**report, "unexpected_keys": unexpected})

@@ -9,23 +9,15 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from model_runner.encoders.folder import (
-    DenseModule,
-    LayerNormModule,
-    NormalizeModule,
-    PoolingMode,
-    PoolingModule,
-    SentenceModule,
-)
+from model_runner.encoders.folder import SentenceModule
 from model_runner.modules.activations import EXACT, gelu
 from model_runner.native.packed import OneDNNPacker, Product
 from model_runner.refusal import UnsupportedModelError
+from model_runner.scoring.pooler import SHORTEST_NORM
 from model_runner.weights.safetensors_files import SafetensorsCheckpoint
 
-_SHORTEST = 1e-12
-"""Smallest norm to divide by, as in torch's `normalize`."""
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "Identity": lambda x: x,
     "GELU": gelu,
@@ -39,22 +31,20 @@ class SentencePooling:
 
     def __init__(self, modules: Sequence[SentenceModule], hidden_size: int) -> None:
         """Reads the weights of modules; raises UnsupportedModelError if they are not there or do not fit."""
-        self._modes = [mode for module in modules if isinstance(module, PoolingModule) for mode in module.modes]
+        self._modes = [mode for module in modules for mode in module.modes]
         self._steps: list[Callable[[Tensor], Tensor]] = []
         self.size = hidden_size * len(self._modes)
         """Numbers in a vector."""
         packer = OneDNNPacker()
         for module in modules:
-            if isinstance(module, DenseModule):
+            if module.kind == "Dense":
                 dense = _Dense(module, self.size, packer)
                 self._steps.append(dense)
                 self.size = dense.outputs
-            elif isinstance(module, LayerNormModule):
-                self._steps.append(_LayerNorm(module, self.size))
-            elif isinstance(module, NormalizeModule):
+            elif module.kind == "LayerNorm":
+                self._steps.append(_layer_norm(module, self.size))
+            elif module is not modules[-1] and module.kind == "Normalize":  # each request normalises its final vector
                 self._steps.append(_normalize)
-        if modules and isinstance(modules[-1], NormalizeModule):
-            self._steps.pop()  # each request says whether the final vector is normalised
 
     @torch.inference_mode()
     def __call__(self, hidden: Sequence[Tensor]) -> list[Tensor]:
@@ -68,7 +58,7 @@ class SentencePooling:
         return list(vectors.double())
 
 
-def _pool(states: Tensor, mode: PoolingMode) -> Tensor:
+def _pool(states: Tensor, mode: str) -> Tensor:
     """One vector [hidden] of the hidden states [tokens, hidden] of a text."""
     if mode == "cls":
         return states[0]
@@ -85,13 +75,13 @@ def _pool(states: Tensor, mode: PoolingMode) -> Tensor:
 
 def _normalize(vectors: Tensor) -> Tensor:
     """Each row [n, size] divided by its Euclidean norm."""
-    return vectors / vectors.square().cumsum(-1)[:, -1:].sqrt().clamp(min=_SHORTEST)
+    return vectors / vectors.square().cumsum(-1)[:, -1:].sqrt().clamp(min=SHORTEST_NORM)
 
 
 class _Dense:
     """A linear layer with an activation and perhaps a residual connection."""
 
-    def __init__(self, module: DenseModule, inputs: int, packer: OneDNNPacker) -> None:
+    def __init__(self, module: SentenceModule, inputs: int, packer: OneDNNPacker) -> None:
         checkpoint = _open(module.folder)
         weight = _tensor(checkpoint, module.folder, "linear.weight")
         if weight is None or weight.dim() != 2 or weight.shape[1] != inputs:
@@ -116,19 +106,13 @@ class _Dense:
         return output + (vectors if self._residual is None else self._residual(vectors, None))
 
 
-class _LayerNorm:
-    """A layer norm of each vector."""
-
-    def __init__(self, module: LayerNormModule, size: int) -> None:
-        checkpoint = _open(module.folder)
-        self._parameters = [_tensor(checkpoint, module.folder, f"norm.{name}") for name in ("weight", "bias")]
-        self._norm = nn.LayerNorm(size)
-        if any(one is None or one.shape != (size,) for one in self._parameters):
-            raise UnsupportedModelError(f"{module.folder} has no weights norm.weight and norm.bias of [{size}]")
-
-    def __call__(self, vectors: Tensor) -> Tensor:
-        weight, bias = self._parameters
-        return F.layer_norm(vectors, self._norm.normalized_shape, weight, bias, self._norm.eps)
+def _layer_norm(module: SentenceModule, size: int) -> Callable[[Tensor], Tensor]:
+    """A layer norm of each vector [n, size]."""
+    checkpoint = _open(module.folder)
+    weight, bias = (_tensor(checkpoint, module.folder, f"norm.{name}") for name in ("weight", "bias"))
+    if any(one is None or one.shape != (size,) for one in (weight, bias)):
+        raise UnsupportedModelError(f"{module.folder} has no weights norm.weight and norm.bias of [{size}]")
+    return lambda vectors: F.layer_norm(vectors, (size,), weight, bias)
 
 
 def _open(folder: Path) -> SafetensorsCheckpoint:

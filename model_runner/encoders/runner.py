@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,13 +22,16 @@ from model_runner.platforms.cpu import CpuPlatform
 from model_runner.platforms.memory import GIB, oom_reason
 from model_runner.refusal import UnsupportedModelError
 from model_runner.runner_interface import DoneAtLaunch, RunnerInfo, SpeculationStats
-from model_runner.scoring.pooler import NOT_FINITE, SHORTEST_NORM
+from model_runner.scoring.pooler import verdict_of
+from model_runner.speculative.verify import Verdict
 from model_runner.weights.safetensors_files import SafetensorsCheckpoint
 
 logger = logging.getLogger("samewise.runner")
 
 _PROCESS_BYTES = 152 << 20
 """Memory besides tensors of a process that has run steps, with transformers' encoders: 142 to 148 MiB measured."""
+_FOR_OTHERS = ("draft_model", "heads", "aux_model", "learn", "kv_cache_gib", "kv_cache_dtype")
+"""Settings for models that generate."""
 _HIDDEN_COPIES, _WIDEST_COPIES = 11, 4
 """Temporaries of a step, as multiples of a token's hidden states, and of its numbers in the widest layer."""
 _ONEDNN_SHARE = 1.3
@@ -42,17 +44,16 @@ _CONVERTING_SHARE = 1.08
 class _Running:
     """A text that was admitted."""
 
-    request: AdmittedRequest
-    num_scheduled: int = 0
+    text: EncoderText
+    pooling: Pooling
+    num_missing: int
+    """Tokens that were not scheduled yet."""
 
-    @property
-    def pooling(self) -> Pooling:
-        assert self.request.sampling.pooling is not None, "`prepare` refuses all other requests"
-        return self.request.sampling.pooling
-
-    @property
-    def text(self) -> EncoderText:
-        return EncoderText(list(self.request.tokens), self.pooling.num_first)
+    @classmethod
+    def of(cls, admitted: AdmittedRequest) -> "_Running":
+        pooling = admitted.sampling.pooling
+        assert pooling is not None, "`prepare` refuses all other requests"
+        return cls(EncoderText(admitted.tokens, pooling.num_first), pooling, len(admitted.tokens))
 
 
 class EncoderRunner(DoneAtLaunch):
@@ -112,28 +113,31 @@ class EncoderRunner(DoneAtLaunch):
         for key in plan.released:
             self._running.pop(key, None)
         for admitted in plan.admitted:
-            self._running[admitted.key] = _Running(admitted)
+            self._running[admitted.key] = _Running.of(admitted)
         scheduled = [(self._running[entry.key], entry.num_tokens) for entry in plan.scheduled]
-        complete = [
-            running for running, count in scheduled if running.num_scheduled + count == len(running.request.tokens)
-        ]
+        complete = [running for running, count in scheduled if running.num_missing == count]
         reason = ""
         try:
-            numbers = self._compute(complete)
+            numbers = self._compute([running.text for running in complete])
         except (MemoryError, RuntimeError) as error:
             reason = oom_reason(error)
         if reason:
             return StepResult((), out_of_memory=reason)
         for running, count in scheduled:
-            running.num_scheduled += count
-        found = {running.request.key: one for running, one in zip(complete, numbers, strict=True)}
-        return StepResult(tuple(_result(key, self._running[key].pooling, found.get(key)) for key in plan.keys))
+            running.num_missing -= count
+        found = iter(numbers)
+        verdicts = [
+            Verdict() if running.num_missing else verdict_of(next(found).double().numpy(), running.pooling)
+            for running, _ in scheduled
+        ]
+        results = zip(plan.keys, verdicts, strict=True)
+        return StepResult(tuple(ChoiceResult(key, (), error=one.error, pooled=one.pooled) for key, one in results))
 
-    def _compute(self, texts: Sequence[_Running]) -> Sequence[Tensor]:
+    def _compute(self, texts: Sequence[EncoderText]) -> Sequence[Tensor]:
         """The numbers of each text, before they are shortened and normalised."""
         if not texts:
             return []
-        hidden = self._model.encode([running.text for running in texts])
+        hidden = self._model.encode(texts)
         return self._model.classify(hidden) if self._pooling is None else self._pooling(hidden)
 
     def speculation_stats(self) -> tuple[SpeculationStats, ...]:
@@ -143,34 +147,14 @@ class EncoderRunner(DoneAtLaunch):
         """Does nothing: nothing runs between steps."""
 
 
-def _result(key: str, pooling: Pooling, numbers: Tensor | None) -> ChoiceResult:
-    """The result of a text; without numbers, its end was not scheduled yet."""
-    if numbers is None:
-        return ChoiceResult(key, ())
-    kept = numbers.double().numpy()[: pooling.dimensions]
-    if not np.isfinite(kept).all():
-        return ChoiceResult(key, (), error=NOT_FINITE)
-    if pooling.normalizes:
-        kept = kept / max(float(np.sqrt(np.square(kept).cumsum()[-1])), SHORTEST_NORM)
-    return ChoiceResult(key, (), pooled=kept.astype("<f4").tobytes())
-
-
 def _refuse_settings(config: RunnerConfig) -> None:
     """Raise ValueError for a setting that does not apply to encoders."""
     if config.device == "cuda":
         raise ValueError("encoders run on the CPU only; use --device cpu or auto")
-    set_for_others = {
-        "--draft-model": config.draft_model is not None,
-        "--heads": bool(config.heads),
-        "--aux-model": config.aux_model is not None,
-        "--learn": config.learn,
-        "--kv-cache-gib": config.kv_cache_gib is not None,
-        "--kv-cache-dtype": config.kv_cache_dtype != "auto",
-    }
-    if named := [name for name, is_set in set_for_others.items() if is_set]:
-        raise ValueError(
-            f"{config.model} is an encoder, which generates nothing and has no KV cache; remove {', '.join(named)}"
-        )
+    plain = RunnerConfig(config.model)
+    if named := [name for name in _FOR_OTHERS if getattr(config, name) != getattr(plain, name)]:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in named)
+        raise ValueError(f"{config.model} is an encoder, which generates nothing and has no KV cache; remove {flags}")
 
 
 def plan_encoder(config: RunnerConfig, folder: EncoderFolder, imported: int, free: int | None = None) -> ModelNeeds:

@@ -345,14 +345,19 @@ def check_report(folder: Path, model: PreTrainedModel, report: Mapping[str, Any]
     """
     missing = set(report["missing_keys"]) - _head_that_may_be_missing(folder, model)
     unexpected = {key for key in report["unexpected_keys"] if not is_unused_head(key, model.config)}
+    refuse_faults(model.config, {**report, "missing_keys": missing, "unexpected_keys": unexpected})
+
+
+def refuse_faults(config: PretrainedConfig, report: Mapping[str, Any]) -> None:
+    """Raises UnsupportedModelError if a loading report of this form is not empty."""
     mismatched = [f"{key} {list(stored)} instead of {list(own)}" for key, stored, own in report["mismatched_keys"]]
     faults = (
-        ("has no weights", missing),
+        ("has no weights", report["missing_keys"]),
         ("has weights of another shape", mismatched),
-        ("has weights that the model does not use", unexpected),
+        ("has weights that the model does not use", report["unexpected_keys"]),
     )
     if found := [f"{fault}: {few(names)}" for fault, names in faults if names]:
-        raise UnsupportedModelError(f"{describe_model(model.config)} {'; and '.join(found)}")
+        raise UnsupportedModelError(f"{describe_model(config)} {'; and '.join(found)}")
 
 
 def _head_that_may_be_missing(folder: Path, model: PreTrainedModel) -> set[str]:

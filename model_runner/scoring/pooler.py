@@ -88,7 +88,7 @@ class Pooler:
         for rows in step.batch.pooled:
             if _is_mean(rows):
                 found[rows.choice] = _mean(choices[rows.choice], rows, sums[rows.choice])
-        return {rows.choice: _verdict(found[rows.choice], rows.pooling) for rows in step.batch.pooled if rows.is_last}
+        return {rows.choice: verdict_of(found[rows.choice], rows.pooling) for rows in step.batch.pooled if rows.is_last}
 
     def _vector(self, step: RawStep, rows: PooledRows) -> FloatArray:
         """The vector that depends only on the last token; empty until that token is computed."""
@@ -132,7 +132,8 @@ def _mean(choice: RunningChoice, rows: PooledRows, added: IntArray | None) -> Fl
     return choice.hidden_sum / (_FIXED_POINT * rows.num_tokens)
 
 
-def _verdict(vector: FloatArray, pooling: Pooling) -> Verdict:
+def verdict_of(vector: FloatArray, pooling: Pooling) -> Verdict:
+    """The result for a pooled vector, shortened and then normalised; an error if it is not finite."""
     kept = vector[: pooling.dimensions]
     if not np.isfinite(kept).all():
         return Verdict(error=NOT_FINITE)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from model_runner.encoders.folder import EncoderFolder, find_encoder, read_modules
+from model_runner.encoders.folder import CLASSIFIES, EncoderFolder, find_encoder, pooling_modes, read_modules
 from model_runner.json_files import LARGE, find_object
 from model_runner.weights.safetensors_head import INDEX, SINGLE, read_safetensors_head
 from server.errors import InvalidRequestError
@@ -127,17 +127,7 @@ def unable(model: str, what: str, why: str) -> InvalidRequestError:
     return InvalidRequestError(f"The model `{model}` cannot {what}. {why}", param="model", code="unsupported_model")
 
 
-_FLAGS: Mapping[str, str] = {
-    "pooling_mode_lasttoken": "lasttoken",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-    "pooling_mode_weightedmean_tokens": "weightedmean",
-}
-"""The pooling mode for each switch of older files."""
 _WAYS: Mapping[str, Literal["last", "mean"]] = {"lasttoken": "last", "mean": "mean"}
-_CLASSIFIES = "ForSequenceClassification"
 
 
 class _UnsupportedError(Exception):
@@ -182,7 +172,7 @@ class _Files:
 
     @property
     def classifies(self) -> bool:
-        return self.architecture.endswith(_CLASSIFIES)
+        return self.architecture.endswith(CLASSIFIES)
 
     @property
     def generates(self) -> bool:
@@ -259,8 +249,7 @@ def _embedding(files: _Files) -> Embedding:
 
 
 def _way(pooling: Mapping[str, Any]) -> Literal["last", "mean"]:
-    named = pooling.get("pooling_mode")
-    names = [named] if isinstance(named, str) else [name for flag, name in _FLAGS.items() if pooling.get(flag)]
+    names = pooling_modes(pooling)
     if len(names) != 1 or names[0] not in _WAYS:
         raise _UnsupportedError(f"Its way of pooling, {' and '.join(names) or 'none'}, is not supported.")
     if names == ["mean"] and pooling.get("include_prompt") is False:
