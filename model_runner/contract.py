@@ -228,6 +228,12 @@ class SamplingParams:
         return self.top_k if self.penalty_alpha > 0 else 0
 
     @property
+    def needs_scoring(self) -> bool:
+        """Whether its result takes more than the model's logits and the sampler (`scoring/`)."""
+        transform = self.contrastive is not None or self.dola is not None or self.guidance is not None
+        return transform or self.penalty_alpha > 0 or self.pooling is not None
+
+    @property
     def least_share(self) -> float:
         """The fraction of the highest probability that a token needs to be chosen by `contrastive` or `dola`; 0 without
         them.

@@ -24,6 +24,7 @@ from model_runner.contract import (
     smallest_group,
 )
 from model_runner.draft_tree import NO_DRAFT, DraftTree, chain
+from model_runner.features import Feature
 from model_runner.kv_cache import Move
 from model_runner.learning.link import ProcessLink
 from model_runner.learning.wiring import MakeLink
@@ -53,6 +54,8 @@ class StepContext:
     drafts: Sequence[DraftTree]
     guided: Mapping[int, int]
     """For each guide, by index, the index of the choice that it guides."""
+    needs_scoring: bool
+    """Whether any choice does (`SamplingParams.needs_scoring`)."""
 
 
 def choice_steps(
@@ -204,17 +207,21 @@ class ModelRunner:
 
     def _lay_out(self, plan: StepPlan) -> StepContext:
         """Apply the plan to cache and choices, and lay out the step."""
-        self._kv_cache.copy_blocks(plan.copies)
+        if plan.copies:
+            self._kv_cache.copy_blocks(plan.copies)
         choices = self._state.apply(plan)
         slots = [choice.slot for choice in choices]
         guided = guided_by(choices, plan.scheduled)
-        candidates = self._search.candidates(slots, plan.scheduled)
-        load = load_of(choices, plan.scheduled).plus(sum(map(len, candidates)))
+        num_candidates = sum(entry.num_candidates for entry in plan.scheduled)
+        load = load_of(choices, plan.scheduled).plus(num_candidates)
         drafts = self._speculator.drafts(load, slots, plan.scheduled)
-        drafts = [drafts[guided.get(index, index)] for index in range(len(drafts))]
-        trees = [some or others for some, others in zip(candidates, drafts, strict=True)]  # no choice has both
+        trees = drafts = [drafts[guided.get(index, index)] for index in range(len(drafts))]
+        if num_candidates:
+            candidates = self._search.candidates(slots, plan.scheduled)
+            trees = [some or others for some, others in zip(candidates, drafts, strict=True)]  # no choice has both
         batch = self._state.gather(choices, plan.scheduled, trees)
-        return StepContext(plan.keys, batch, choices, slots, load, drafts, guided)
+        needs_scoring = any(choice.sampling.needs_scoring for choice in choices)
+        return StepContext(plan.keys, batch, choices, slots, load, drafts, guided, needs_scoring)
 
     def _follow(self, plan: StepPlan) -> StepContext:
         """Lay out a step whose plan was made before the previous step's result was known."""
@@ -222,12 +229,15 @@ class ModelRunner:
         load = StepLoad(len(choices), sum(len(choice.tokens) + 1 for choice in choices), len(choices))
         batch = self._state.gather_ahead(choices)
         slots = [choice.slot for choice in choices]
-        return StepContext(plan.keys, batch, choices, slots, load, [NO_DRAFT] * len(choices), {})
+        needs_scoring = any(choice.sampling.needs_scoring for choice in choices)
+        return StepContext(plan.keys, batch, choices, slots, load, [NO_DRAFT] * len(choices), {}, needs_scoring)
 
     def _forward(self, context: StepContext, *, is_ahead: bool) -> RawStep:
         """Run the model, and collect the hidden states that these choices need."""
         sampling = [choice.sampling for choice in context.choices]
-        needs = self._scoring.needs(sampling) | self._search.needs(context.slots) | self._pool.needs(sampling)
+        needs = frozenset[Feature]()
+        if context.needs_scoring:
+            needs = self._scoring.needs(sampling) | self._search.needs(context.slots) | self._pool.needs(sampling)
         plan = self._state.plan_early_sampling(context.batch, context.choices, int(is_ahead))
         follows = self._rows_before(context) if is_ahead else None
         if self._is_async:
@@ -257,9 +267,10 @@ class ModelRunner:
         """Commit the results of the step."""
         reason: str | None = None
         try:
-            prompts = logprobs_of_prompts(step.logits, step.batch.prompt_rows, step.sampling)
+            rows = context.batch.prompt_rows
+            prompts = logprobs_of_prompts(step.logits, rows, step.sampling) if rows else {}
             verdicts = self._decide(step, context, picks, start)
-            pooled = self._pool(step, context.choices)  # last, because it adds to running sums
+            pooled = self._pool(step, context.choices) if context.batch.pooled else {}  # last: it adds to running sums
         except (MemoryError, RuntimeError) as error:
             reason = oom_reason(error)
         if reason is not None:
@@ -269,7 +280,7 @@ class ModelRunner:
         made_by = self._speculator.made_by(context.slots)
         self._commit(plan, context.choices, decided)
         offers = self._propose(next_load(context.choices, len(verdicts)), plan, context, decided, step)
-        num_candidates = self._search.num_candidates()
+        num_candidates = self._search.num_candidates() if context.needs_scoring else {}
         parts = zip(plan.scheduled, context.slots, decided, context.drafts, strict=True)
         return StepResult(
             tuple(
@@ -339,10 +350,12 @@ class ModelRunner:
         """
         found = picks()
         forward_s = time.perf_counter() - max(start, self._last_s)
-        verdicts = self._search.decide(step.batch, context.slots, step.features, step.logits)
+        verdicts: dict[int, Verdict] = {}
+        if context.needs_scoring:
+            verdicts = self._search.decide(step.batch, context.slots, step.features, step.logits)
         walks = [sample for sample in step.batch.samples if sample.choice not in verdicts]
         walking = [context.slots[sample.choice] for sample in walks]
-        scores = self._scoring(step)
+        scores = self._scoring(step) if context.needs_scoring else step.logits
         begun = time.perf_counter()
         walked = self._verify(scores, walks, walking, step.logits, found)
         self._last_s = time.perf_counter()
@@ -354,7 +367,8 @@ class ModelRunner:
         moves: list[Move] = []
         for choice, entry, verdict in zip(choices, plan.scheduled, verdicts, strict=True):
             moves += self._state.commit(choice, entry.num_tokens, verdict.tokens, verdict.nodes)
-        self._kv_cache.move(moves)
+        if moves:
+            self._kv_cache.move(moves)
 
     def speculation_stats(self) -> tuple[SpeculationStats, ...]:
         """Statistics of each speculation method since startup."""

@@ -95,7 +95,7 @@ class ImageQueue:
 
     def note_computed(self, request: Request) -> None:
         """Let go of the features of a choice that has computed all rows of its images."""
-        if request.features_from is not None and not request.images_from(request.num_computed):
+        if not request.images_from(request.num_computed):
             self.release(request)
 
     def release(self, request: Request) -> None:

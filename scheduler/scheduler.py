@@ -307,7 +307,7 @@ class Scheduler:
 
     def line_up_images(self) -> list[RequestOutput]:
         """Queue the choices for which features of images were computed. Returns the outputs of those that failed."""
-        if not self._images:
+        if not self.takes_images:
             return []
         ready, failed = self._images.take()
         for head in ready:
@@ -383,10 +383,12 @@ class Scheduler:
             if (request := self._running.get(share.key)) is not None:
                 results[share.key] = choice
                 request.num_computed += share.num_tokens
-                self._images.note_computed(request)
-                request.num_state_blocks = self._blocks.state_blocks_after(
-                    request, request.num_state_blocks, request.num_computed
-                )
+                if request.features_from is not None:
+                    self._images.note_computed(request)
+                if self.groups:
+                    request.num_state_blocks = self._blocks.state_blocks_after(
+                        request, request.num_state_blocks, request.num_computed
+                    )
                 request.progress.note_step(number)
                 if request.progress.is_prefilling:
                     prefills.append(share.num_tokens)

@@ -50,7 +50,7 @@ class SlotState:
         self.is_listed = sampling.beam_candidates > 0
         is_simple = not (self.truncates or sampling.logprobs is not None or self.is_listed)
         self.takes_highest = is_simple and not self.constrains and sampling.temperature == 0
-        self.is_bare = is_simple and not (_has_other_constraints(sampling) or _transforms(sampling))
+        self.is_bare = is_simple and not (_has_other_constraints(sampling) or sampling.needs_scoring)
         """Whether only logits, temperature, noise and perhaps a grammar decide its tokens, and only tokens are
         requested."""
         self.noise = noise_state(sampling.seed, sampling.choice, Stream.TARGET)
@@ -214,11 +214,6 @@ def _has_other_constraints(sampling: SamplingParams) -> bool:
         or sampling.dry is not None
         or sampling.exponential_decay_length_penalty is not None
     )
-
-
-def _transforms(sampling: SamplingParams) -> bool:
-    """Whether its scores differ from the model's own logits."""
-    return sampling.contrastive is not None or sampling.dola is not None or sampling.guidance is not None
 
 
 def _power(base: float, exponents: NDArray[np.int64] | int) -> NDArray[np.float64]:
