@@ -359,7 +359,8 @@ class ModelRunner:
         begun = time.perf_counter()
         walked = self._verify(scores, walks, walking, step.logits, found)
         self._last_s = time.perf_counter()
-        self._speculator.observe(context.load, walks, walking, walked, forward_s + self._last_s - begun)
+        seconds = forward_s + self._last_s - begun
+        self._speculator.observe(context.load, walks, walking, walked, seconds, context.slots)
         return verdicts | dict(zip((sample.choice for sample in walks), walked, strict=True))
 
     def _commit(self, plan: StepPlan, choices: Sequence[RunningChoice], verdicts: Sequence[Verdict]) -> None:

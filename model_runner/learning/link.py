@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from model_runner.processes import Backoff, describe_end, isolated_module, start_connected
 from model_runner.runner_interface import LearningStats
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 EXIT_IMPOSSIBLE = 65
 """Exit code of a learner whose failure a restart would only repeat."""
-LearnedKind = Literal["hydra", "medusa", "eagle3"]
-"""Kinds of heads that can be trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +34,7 @@ class Begin:
 
     model: str
     """The target's folder."""
-    kind: LearnedKind
+    kind: str
     heads: str | None
     """The folder of the initial heads; None starts with fresh ones, which only `hydra` supports."""
     cache: str

@@ -8,6 +8,8 @@ from model_runner.features import LAST, Feature
 from model_runner.heads.base import Heads, TargetShape
 from model_runner.heads.hydra import HydraHeads, HydraShape, hydra_features
 
+TRAINED_KINDS = ("hydra", "medusa", "eagle3")
+"""Kinds of heads that can be trained."""
 FRESH_DEPTH = 3
 """Depth of fresh heads: how many tokens ahead they predict."""
 FRESH_DRAFT_VOCAB = 6144

@@ -3,16 +3,16 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
 
 from model_runner.config import RunnerConfig
 from model_runner.features import Feature
 from model_runner.heads.base import Heads, TargetShape
 from model_runner.hub.repository import cache_folder
 from model_runner.learning.learning import HeadsLearning
-from model_runner.learning.link import Begin, LearnedKind, ProcessLink
+from model_runner.learning.link import Begin, ProcessLink
 from model_runner.learning.plan import (
     FRESH_DEPTH,
+    TRAINED_KINDS,
     check_model,
     fresh_shape,
     learning_needs,
@@ -45,7 +45,7 @@ MakeLink = Callable[[Begin, Callable[[bytes], Heads]], ProcessLink]
 class Learned:
     """The heads that are trained."""
 
-    kind: LearnedKind
+    kind: str
     folder: Path | None
     """Folder of the initial heads; None for fresh ones."""
     target: TargetShape
@@ -83,7 +83,12 @@ def choose_learned(config: RunnerConfig, heads: Sequence[Heads], target: TargetS
     of_methods = {method_of(one.kind): (folder, one) for folder, one in zip(config.heads, heads, strict=True)}
     method = next((method for method in (config.speculation, *BY_WORTH) if method in of_methods), None)
     folder, one = (None, None) if method is None else of_methods[method]
-    kind = _learned_kind("hydra" if one is None else one.kind, folder)
+    kind = "hydra" if one is None else one.kind
+    if kind not in TRAINED_KINDS:
+        raise ValueError(
+            f"the heads in {folder} are of the kind {kind}, which cannot be trained; remove --learn, or use heads of "
+            f"the kinds {', '.join(TRAINED_KINDS)}"
+        )
     like = one or fresh_shape(target)
     num_bytes = training_bytes(like, target) + _RING_BYTES
     if config.learn_memory_gib is not None:
@@ -91,16 +96,6 @@ def choose_learned(config: RunnerConfig, heads: Sequence[Heads], target: TargetS
     ring_bytes(num_bytes, like, target)
     check_model(num_bytes, config.model)
     return Learned(kind, folder, target, learning_needs(like), num_bytes, _SPARES * weight_bytes(like))
-
-
-def _learned_kind(kind: str, folder: Path | None) -> LearnedKind:
-    for known in get_args(LearnedKind):
-        if kind == known:
-            return known  # type: ignore[no-any-return]
-    raise ValueError(
-        f"the heads in {folder} are of the kind {kind}, which cannot be trained; remove --learn, or use heads of the "
-        f"kinds {', '.join(get_args(LearnedKind))}"
-    )
 
 
 def fresh_proposer(learned: Learned, model: LoadedModel) -> HeadsProposer:

@@ -151,9 +151,9 @@ class _BatchSize:
 
 @dataclass(slots=True)
 class _Cycle:
-    """Everything from one drafting to the next."""
+    """The drafts for a step, from when they are made until the step has run."""
 
-    is_plain: bool = False
+    without_drafts: bool = False
     """Whether no method is asked for drafts that compete."""
     asked: list[str] = field(default_factory=list)
     has_drafts: bool = False
@@ -162,13 +162,9 @@ class _Cycle:
     """Whether the step was launched before there were drafts for it."""
     is_cut: bool = False
     """Whether there was no room for all drafts."""
-    load: StepLoad | None = None
-    """The step with the drafts that do not compete; None until it ran."""
-    num_rows: int = 0
-    """Rows of drafts that compete."""
     num_expected: float = 0.0
+    """How many of the chosen nodes should be accepted."""
     deviation: float = 0.0
-    num_accepted: int = 0
 
 
 class SpeculationController:
@@ -208,33 +204,13 @@ class SpeculationController:
         """Begin to draft for a step; only choices that do not compete get drafts if one has waited too long."""
         self._num_cycles += 1 + num_rested
         self._to_try = min(self._to_try + (1 + num_rested) * _TRYING, 1.0)
-        self._cycle = _Cycle(is_plain=self._size(load).holds_out() or not all_bear)
-
-    def end_cycle(self, seconds: float) -> None:
-        """Learn from a cycle that took this long. Cycles in which there was nothing to do are not ended."""
-        cycle, load = self._cycle, self._cycle.load
-        if load is None or seconds <= cycle.drafting_s:
-            return
-        size, full = self._size(load), load.plus(cycle.num_rows)
-        plain_s = size.times.seconds(load.rows, load.context)
-        size.times.observe(full.rows, full.context, seconds - cycle.drafting_s)
-        if not load.only_decodes:
-            return
-        tokens = 1 + cycle.num_accepted / load.num_ready
-        if cycle.num_rows:
-            size.observe_tokens(tokens, 1 + cycle.num_expected / load.num_ready)
-        saving = max(tokens - seconds / plain_s, -1.0)
-        for method in cycle.asked:
-            if cycle.is_late and cycle.has_drafts:
-                self.stats[method].encourage()
-            elif not cycle.is_late and not cycle.is_cut:
-                self.stats[method].observe_saving(size_class(load.num_ready), saving)
+        self._cycle = _Cycle(without_drafts=self._size(load).holds_out() or not all_bear)
 
     # -- drafting ------------------------------------------------------------------------------------------------------
 
     def rest(self, method: str) -> int:
         """For how many cycles, this one included, a method will not be asked."""
-        return max(self.stats[method].rests_until - self._num_cycles, int(self._cycle.is_plain))
+        return max(self.stats[method].rests_until - self._num_cycles, int(self._cycle.without_drafts))
 
     def num_wanted(self, method: str, load: StepLoad, choices: int, most: int) -> int:
         """How many nodes at most a method should draft for each of these choices; 0 if it should not draft at all."""
@@ -310,15 +286,39 @@ class SpeculationController:
         nodes: list[int] = np.bincount(owner[: best + 1], minlength=len(offers)).tolist()
         return nodes
 
-    def observe_step(self, load: StepLoad, num_rows: int, num_accepted: int) -> float:
-        """Record a step with drafts that compete. Returns its expected time with drafting, relative to a plain step."""
-        cycle, times, full = self._cycle, self._size(load).times, load.plus(num_rows)
-        cycle.load, cycle.num_rows, cycle.num_accepted = load, num_rows, num_accepted
+    def observe_step(self, load: StepLoad, num_rows: int, num_accepted: int, cycle_s: float | None) -> float:
+        """Learn from a step with drafts that compete. Returns its expected time with drafting, relative to one without.
+
+        Args:
+            load: the step with the drafts that do not compete.
+            num_rows: rows of drafts that compete.
+            num_accepted: nodes of these drafts that were accepted.
+            cycle_s: time since the step before; None if the engine may have been idle meanwhile.
+        """
+        cycle, size, full = self._cycle, self._size(load), load.plus(num_rows)
+        plain_s = size.times.seconds(load.rows, load.context)
+        time = (cycle.drafting_s + size.times.seconds(full.rows, full.context)) / plain_s
         if num_rows and num_accepted > cycle.num_expected + cycle.deviation:
             self._to_try = max(self._to_try, _ENCOURAGED)
             for method in cycle.asked:
                 self.stats[method].encourage()
-        return (cycle.drafting_s + times.seconds(full.rows, full.context)) / times.seconds(load.rows, load.context)
+        if cycle_s is not None and cycle_s > cycle.drafting_s:
+            size.times.observe(full.rows, full.context, cycle_s - cycle.drafting_s)
+            if load.only_decodes:
+                tokens = 1 + num_accepted / load.num_ready
+                if num_rows:
+                    size.observe_tokens(tokens, 1 + cycle.num_expected / load.num_ready)
+                self._observe_saving(load, max(tokens - cycle_s / plain_s, -1.0))
+        return time
+
+    def _observe_saving(self, load: StepLoad, saving: float) -> None:
+        """Record how many steps' time the cycle saved for the methods that were asked."""
+        cycle = self._cycle
+        for method in cycle.asked:
+            if cycle.is_late and cycle.has_drafts:
+                self.stats[method].encourage()
+            elif not cycle.is_late and not cycle.is_cut:
+                self.stats[method].observe_saving(size_class(load.num_ready), saving)
 
     @staticmethod
     def patience(patience: float, num_tokens: int, time: float) -> float:

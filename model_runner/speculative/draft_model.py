@@ -7,24 +7,19 @@ import torch
 from torch import Tensor
 
 from model_runner.draft_tree import NO_DRAFT, DraftTree
-from model_runner.features import Feature
 from model_runner.speculative.draft_kv import DraftKV
 from model_runner.speculative.growing import FrontierNode, GrowthLimits, grow
-from model_runner.speculative.proposer import NewChoice, TargetStep, share_out
+from model_runner.speculative.proposer import NewChoice, Proposer, TargetStep, share_out
 from model_runner.target import TargetModel
 
 LIMITS = GrowthLimits(max_depth=5, branches=2, front=2)
 
 
-class DraftModelProposer:
+class DraftModelProposer(Proposer):
     """Runs a model on the known tokens and then on its own best guesses, depth by depth.
 
     Leviathan et al., arXiv:2211.17192, with trees of the most probable candidates instead of one chain.
     """
-
-    needs: frozenset[Feature] = frozenset()
-    reads_step = False
-    sees_all_steps = False
 
     def __init__(self, model: TargetModel, kv: DraftKV, limits: GrowthLimits, max_known: int) -> None:
         """The model reads and writes the cache that `kv` manages.

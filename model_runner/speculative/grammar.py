@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from model_runner.draft_tree import NO_DRAFT, DraftTree, chain
-from model_runner.features import Feature
-from model_runner.speculative.proposer import ChoiceStep, NewChoice, TargetStep
+from model_runner.speculative.proposer import ChoiceStep, Proposer, TargetStep
 
 if TYPE_CHECKING:
     from model_runner.sampling.grammar import Matcher
@@ -19,27 +18,17 @@ MatcherOf = Callable[[int], "Matcher | None"]
 """Returns the matcher after the output of a slot; None for a slot without grammar."""
 
 
-class GrammarProposer:
+class GrammarProposer(Proposer):
     """Drafts text that must come next: jump-forward decoding (Zheng et al., arXiv:2312.07104).
 
     The target still decides, so answers never change. Drafts nothing without a grammar.
     """
 
-    needs: frozenset[Feature] = frozenset()
-    reads_step = False
-    sees_all_steps = False
-
     def __init__(self, matcher_of: MatcherOf) -> None:
         self._matcher_of = matcher_of
 
-    def begin(self, choice: NewChoice) -> None:
-        """Nothing to prepare."""
-
     def propose(self, step: TargetStep) -> list[DraftTree]:
         return [self._draft(choice) for choice in step.choices]
-
-    def end(self, slot: int) -> None:
-        """Nothing to release."""
 
     def _draft(self, choice: ChoiceStep) -> DraftTree:
         matcher = self._matcher_of(choice.slot)

@@ -1,8 +1,9 @@
 """Proposers for all kinds of trained heads."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from model_runner.batch import Batch, IntArray
 from model_runner.draft_tree import NO_DRAFT, DraftTree
 from model_runner.features import LAST, Feature
 from model_runner.heads.base import Heads
-from model_runner.heads.hydra import HydraHeads, NativeHydra
+from model_runner.heads.hydra import HydraHeads
 from model_runner.heads.layer import Attend, RecurrentHeads
 from model_runner.heads.medusa import MedusaHeads
 from model_runner.kernels.interface import CPU, CData
@@ -36,7 +37,20 @@ class TargetEnds:
     """Hidden states [n, hidden] -> logits [n, vocab]."""
 
 
-class RecurrentProposer:
+class HeadsProposer(Proposer):
+    """A proposer that drafts with heads."""
+
+    reads_step = True
+
+    @abstractmethod
+    def replace_heads(self, heads: Any) -> None:
+        """Draft with these heads from the next step on; they are already prepared, so this is fast.
+
+        They must have the same kind, shape and features as the old ones; only the draft vocabulary may differ.
+        """
+
+
+class RecurrentProposer(HeadsProposer):
     """Runs the heads on everything that the target computed, then on their own guesses, depth by depth.
 
     Li et al., arXiv:2401.15077, arXiv:2406.16858 (dynamic trees), arXiv:2503.01840; DeepSeek-AI, arXiv:2412.19437. Keys
@@ -44,8 +58,6 @@ class RecurrentProposer:
     attend to whatever their cache holds there: this worsens drafts, but not answers.
     """
 
-    needs: frozenset[Feature]
-    reads_step = True
     sees_all_steps = True
 
     def __init__(
@@ -124,15 +136,13 @@ def _index(batch: Batch, like: Tensor) -> Tensor:
     return torch.from_numpy(batch.logits_index).to(like.device)
 
 
-class MedusaProposer:
+class MedusaProposer(HeadsProposer):
     """Head k predicts the token k after the next from the same hidden state, independently of the tokens in between.
 
     Cai et al., arXiv:2401.10774. The tree is dynamic: every node's children are the most probable tokens of its depth.
     """
 
-    needs: frozenset[Feature] = frozenset({LAST})
-    reads_step = True
-    sees_all_steps = False
+    needs = frozenset({LAST})
 
     def __init__(self, heads: MedusaHeads, limits: GrowthLimits) -> None:
         self._limits = limits
@@ -141,9 +151,6 @@ class MedusaProposer:
     def replace_heads(self, heads: MedusaHeads) -> None:
         self._heads = heads
         self._draft_ids = to_array(heads.draft_ids)
-
-    def begin(self, choice: NewChoice) -> None:
-        """Nothing to prepare."""
 
     @torch.inference_mode()
     def propose(self, step: TargetStep) -> list[DraftTree]:
@@ -154,19 +161,12 @@ class MedusaProposer:
 
         return grow(step.choices, logits[:, 0], extend, self._draft_ids, self._limits)
 
-    def end(self, slot: int) -> None:
-        """Nothing to release."""
 
-
-class HydraProposer:
+class HydraProposer(HeadsProposer):
     """Head i sees the hidden state and the previous draft tokens (Ankner et al., arXiv:2402.05109).
 
     With native kernels, one call drafts for all choices, except those whose drafts are drawn at random.
     """
-
-    needs: frozenset[Feature]
-    reads_step = True
-    sees_all_steps = False
 
     def __init__(
         self, heads: HydraHeads | None, embed: Embed, limits: GrowthLimits, needs: Collection[Feature] = ()
@@ -195,38 +195,23 @@ class HydraProposer:
             raise ValueError(f"the heads need {', '.join(sorted(missing))}, which the target does not record")
         self._heads = heads
 
-    def begin(self, choice: NewChoice) -> None:
-        """Nothing to prepare."""
-
     def propose(self, step: TargetStep) -> list[DraftTree]:
-        trees = [NO_DRAFT] * len(step.choices)
         heads = self._heads
         if heads is None:
-            return trees
-        native = None if self._native_draft is None else heads.native
-        wanted = [place for place, choice in enumerate(step.choices) if choice.max_nodes]
-        in_one_call = [place for place in wanted if native is not None and not step.choices[place].draws]
-        if native is not None and in_one_call:
-            choices = [step.choices[place] for place in in_one_call]
+            return [NO_DRAFT] * len(step.choices)
+        wanted = [choice for choice in step.choices if choice.max_nodes]
+        in_one_call = [choice for choice in wanted if not choice.draws]
+        trees: dict[int, DraftTree] = {}
+        if self._native_draft is not None and heads.native is not None and in_one_call:
             features = [step.features[need].float().contiguous() for need in heads.needs]
-            for place, tree in zip(in_one_call, self._draft(native, choices, features), strict=True):
-                trees[place] = tree
-        if len(in_one_call) < len(wanted):
-            others = sorted({*wanted} - {*in_one_call})
-            choices = [step.choices[place] for place in others]
-            for place, tree in zip(others, self._grow(heads, replace(step, choices=choices)), strict=True):
-                trees[place] = tree
-        return trees
-
-    def end(self, slot: int) -> None:
-        """Nothing to release."""
-
-    def _draft(
-        self, native: NativeHydra, choices: Sequence[ChoiceStep], features: Sequence[Tensor]
-    ) -> Sequence[DraftTree]:
-        assert self._native_draft is not None
-        wanted = np.array([_native_choice(choice) for choice in choices], dtype=CPU.array_type("SwDraftChoice"))
-        return native.draft(self._native_draft, wanted, features)
+            fields = np.array([_native_choice(choice) for choice in in_one_call], dtype=CPU.array_type("SwDraftChoice"))
+            drafted = heads.native.draft(self._native_draft, fields, features)
+            trees = {choice.slot: tree for choice, tree in zip(in_one_call, drafted, strict=True)}
+        others = [choice for choice in wanted if choice.slot not in trees]
+        if others:
+            grown = self._grow(heads, replace(step, choices=others))
+            trees |= {choice.slot: tree for choice, tree in zip(others, grown, strict=True)}
+        return [trees.get(choice.slot, NO_DRAFT) for choice in step.choices]
 
     @torch.inference_mode()
     def _grow(self, heads: HydraHeads, step: TargetStep) -> list[DraftTree]:
@@ -304,17 +289,6 @@ def heads_bytes(heads: Heads, device: torch.device) -> int:
 def heads_kv(heads: Heads) -> tuple[KVShape, ...]:
     """Shapes of the keys and values that the heads store for each token."""
     return (heads.kv,) if isinstance(heads, RecurrentHeads) else ()
-
-
-class HeadsProposer(Proposer, Protocol):
-    """A proposer that drafts with heads."""
-
-    def replace_heads(self, heads: Any) -> None:
-        """Draft with these heads from the next step on; they are already prepared, so this is fast.
-
-        They must have the same kind, shape and features as the old ones; only the draft vocabulary may differ.
-        """
-        ...
 
 
 def method_of(kind: str) -> str:

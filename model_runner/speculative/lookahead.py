@@ -7,8 +7,7 @@ from torch import Tensor
 
 from model_runner.batch import SampleRows
 from model_runner.draft_tree import NO_DRAFT, ROOT, DraftTree
-from model_runner.features import Feature
-from model_runner.speculative.proposer import ChoiceStep, NewChoice, TargetStep, share_out
+from model_runner.speculative.proposer import ChoiceStep, NewChoice, Proposer, TargetStep, share_out
 
 SIZE = 4
 """N: tokens of an n-gram. The window has N - 1 levels."""
@@ -22,7 +21,7 @@ INTAKE = 512
 """Maximum number of known tokens per step whose n-grams are pooled: 2.2 us each, so about a millisecond."""
 
 
-class LookaheadProposer:
+class LookaheadProposer(Proposer):
     """Drafts n-grams from a pool, and a window in which the target makes new ones.
 
     Lookahead Decoding (Fu et al., arXiv:2402.02057). Each of the window's W columns holds the guesses of the last N - 1
@@ -39,7 +38,6 @@ class LookaheadProposer:
     filled from known tokens. The window gets half the nodes.
     """
 
-    needs: frozenset[Feature] = frozenset()
     reads_step = True
     sees_all_steps = True
 

@@ -5,9 +5,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from model_runner.draft_tree import NO_DRAFT, DraftTree
-from model_runner.features import Feature
 from model_runner.speculative.growing import grow_best_first
-from model_runner.speculative.proposer import NewChoice, TargetStep, share_out
+from model_runner.speculative.proposer import NewChoice, Proposer, TargetStep, share_out
 
 _MOST_PLACES = 3
 """Maximum number of guesses at a time of the output's place in the prediction."""
@@ -25,17 +24,13 @@ INTAKE = 512
 """Maximum number of tokens indexed per step: 1.7 us each, so about a millisecond."""
 
 
-class PredictionProposer:
+class PredictionProposer(Proposer):
     """Drafts the next part of the prediction, even after the output has deviated from it.
 
     After a deviation, something was replaced, removed or inserted. The next place is then searched where the last
     tokens of the output occur in the prediction. Several possible places make a tree; the next tokens show which of
     them are right.
     """
-
-    needs: frozenset[Feature] = frozenset()
-    reads_step = False
-    sees_all_steps = False
 
     def __init__(self) -> None:
         self._choices: dict[int, _Follower] = {}

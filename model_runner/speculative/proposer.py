@@ -1,8 +1,8 @@
 """Interface of a speculation method, and the data that it receives."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from torch import Tensor
 
@@ -87,7 +87,7 @@ Embed = Callable[[Tensor], Tensor]
 """Token ids [n] -> the target's embeddings [n, hidden]."""
 
 
-class Proposer(Protocol):
+class Proposer(ABC):
     """Drafts continuations. It affects how fast tokens come, but (in match mode) never which.
 
     A proposer may draft deterministically from known tokens and the target's noise in any way. One that draws at random
@@ -95,24 +95,22 @@ class Proposer(Protocol):
     distribution.
     """
 
-    needs: frozenset[Feature]
+    needs: frozenset[Feature] = frozenset()
     """Features of the target that the proposer needs."""
-    reads_step: bool
+    reads_step = False
     """Whether it uses features or logits of a step, which are only valid until the next step is launched."""
-    sees_all_steps: bool
+    sees_all_steps = False
     """Whether it must also see steps after which it does not draft."""
 
-    def begin(self, choice: NewChoice) -> None:
+    def begin(self, choice: NewChoice) -> None:  # noqa: B027 - most need nothing
         """A choice begins, or returns after preemption."""
-        ...
 
+    @abstractmethod
     def propose(self, step: TargetStep) -> list[DraftTree]:
         """A tree for each choice of the step, with at most `max_nodes` nodes."""
-        ...
 
-    def end(self, slot: int) -> None:
+    def end(self, slot: int) -> None:  # noqa: B027
         """The choice in the slot has ended or was preempted."""
-        ...
 
 
 def share_out(missing: Sequence[int], most: int) -> list[int]:

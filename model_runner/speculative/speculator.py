@@ -48,44 +48,24 @@ class _Speculating:
             self.made_by, self.draft, self.survival = "", NO_DRAFT, []
 
 
-class _Counts:
-    """Counts of one method since the start; see SpeculationStats."""
+def counted(stats: SpeculationStats, tree: DraftTree, verdict: Verdict, seconds: float) -> SpeculationStats:
+    """Statistics with one more choice's verified drafts, and its share of the step's time."""
+    accepted, deepest = len(verdict.nodes), max(tree.depths())
+    return replace(
+        stats,
+        drafted=stats.drafted + len(tree),
+        accepted_by_depth=_counted(stats.accepted_by_depth, accepted, deepest),
+        verified_by_depth=_counted(stats.verified_by_depth, min(accepted + 1, deepest), deepest),
+        steps=stats.steps + 1,
+        tokens=stats.tokens + len(verdict.tokens),
+        verify_s=stats.verify_s + seconds,
+    )
 
-    def __init__(self) -> None:
-        self._drafted = 0
-        self._accepted_by_depth: list[int] = []
-        self._verified_by_depth: list[int] = []
-        self._steps = 0
-        self._tokens = 0
-        self.draft_s = 0.0
-        self._verify_s = 0.0
 
-    def count(self, tree: DraftTree, verdict: Verdict, seconds: float) -> None:
-        """A choice's drafts were verified, in its share of the step's time."""
-        accepted, deepest = len(verdict.nodes), max(tree.depths())
-        self._drafted += len(tree)
-        self._steps += 1
-        self._tokens += len(verdict.tokens)
-        self._verify_s += seconds
-        for counts in (self._accepted_by_depth, self._verified_by_depth):
-            counts.extend([0] * (deepest - len(counts)))
-        for depth in range(accepted):
-            self._accepted_by_depth[depth] += 1
-        for depth in range(min(accepted + 1, deepest)):
-            self._verified_by_depth[depth] += 1
-
-    def stats(self, method: str) -> SpeculationStats:
-        """The counts under the method's name."""
-        return SpeculationStats(
-            method=method,
-            drafted=self._drafted,
-            accepted_by_depth=tuple(self._accepted_by_depth),
-            verified_by_depth=tuple(self._verified_by_depth),
-            steps=self._steps,
-            tokens=self._tokens,
-            draft_s=self.draft_s,
-            verify_s=self._verify_s,
-        )
+def _counted(by_depth: tuple[int, ...], reached: int, deepest: int) -> tuple[int, ...]:
+    """Counts by depth with one more at each of the first `reached` depths, and zeros up to the `deepest`."""
+    padded = by_depth + (0,) * (deepest - len(by_depth))
+    return tuple(count + (depth < reached) for depth, count in enumerate(padded))
 
 
 class Speculator:
@@ -120,9 +100,10 @@ class Speculator:
         self._clock = clock
         self._matcher_of = matcher_of
         self._choices: dict[int, _Speculating] = {}
-        self._counts: dict[str, _Counts] = {}
-        self._cycle_start = 0.0
-        """When the current drafting cycle began."""
+        self._stats: dict[str, SpeculationStats] = {}
+        """By the method that made the drafts."""
+        self._observed_at = 0.0
+        """When the last step was observed, which began the current cycle."""
         self._in_cycle: set[int] = set()
         """Slots of the current cycle, without choices that ended since."""
         self._rest = 0
@@ -137,7 +118,7 @@ class Speculator:
     def add(self, method: str, proposer: Proposer) -> None:
         """Make another method available."""
         self._proposers[method] = proposer
-        self._counts[method] = _Counts()
+        self._stats[method] = SpeculationStats(method, 0, (), (), 0, 0, 0.0, 0.0)
 
     def warm_up(self, step: TargetStep) -> None:
         """Have trained heads draft once for a warm-up step: compiling kernels takes seconds on a GPU.
@@ -243,8 +224,9 @@ class Speculator:
         slots: Sequence[int],
         verdicts: Sequence[Verdict],
         seconds: float,
+        of_step: Sequence[int],
     ) -> None:
-        """Record the results of a step's drafts.
+        """Record the results of a step's drafts, which ends their cycle.
 
         Args:
             load: the step without drafts.
@@ -252,7 +234,11 @@ class Speculator:
             slots: slots of the same choices.
             verdicts: verdicts of the same choices.
             seconds: time of the forward pass and of drawing tokens.
+            of_step: slots of all the step's choices.
         """
+        last, self._observed_at = self._observed_at, self._clock()
+        cycle_s = None if self._in_cycle.isdisjoint(of_step) else self._observed_at - last
+        self._in_cycle.clear()
         fixed = chosen = gained = 0
         parts = list(zip(samples, map(self._choices.get, slots), verdicts, strict=True))
         for sample, choice, verdict in parts:
@@ -263,7 +249,7 @@ class Speculator:
                     gained += len(verdict.nodes)
                 else:
                     fixed += num_rows
-        time = self._controller.observe_step(load.plus(fixed), chosen, gained)
+        time = self._controller.observe_step(load.plus(fixed), chosen, gained, cycle_s)
         share = seconds / max(1, load.rows + fixed + chosen)  # an empty step only releases choices
         for sample, choice, verdict in parts:
             if choice is None:
@@ -274,7 +260,8 @@ class Speculator:
                 choice.patience = max(choice.patience, 0.0)
             if sample.tree:
                 num_rows = 1 + len(sample.tree)
-                self._counts[choice.made_by].count(sample.tree, verdict, share * num_rows * choice.rows_of_node)
+                part = share * num_rows * choice.rows_of_node
+                self._stats[choice.made_by] = counted(self._stats[choice.made_by], sample.tree, verdict, part)
                 self._calibrate(choice.made_by, sample.tree, verdict)
 
     def _calibrate(self, method: str, tree: DraftTree, verdict: Verdict) -> None:
@@ -290,7 +277,7 @@ class Speculator:
         return any(self._proposers[method].reads_step for choice in choices for method in choice.methods)
 
     def begin_cycle(self, load: StepLoad, slots: Sequence[int]) -> set[int]:
-        """Begin drafting for the next step, which ends the last cycle.
+        """Begin drafting for the next step.
 
         Args:
             load: the load of the next step if only these choices run.
@@ -299,17 +286,12 @@ class Speculator:
         Returns:
             Slots of the choices whose proposers need the last step's results, for `propose`.
         """
-        now = self._clock()
-        if not self._in_cycle.isdisjoint(slots):  # otherwise the engine may have been idle
-            self._controller.end_cycle(now - self._cycle_start)
-        self._in_cycle.clear()
         if self._rest and (list(slots), load.num_ready) == self._resting:
             self._rest -= 1
             self._num_rested += 1
             return set()
         choices = {slot: self._choices[slot] for slot in slots if slot in self._choices}
-        self._cycle_start = now
-        self._in_cycle.update(choices)
+        self._in_cycle = set(choices)
         all_bear = all(choice.patience >= 0 for choice in choices.values())
         self._controller.begin_cycle(load, all_bear=all_bear, num_rested=self._num_rested)
         self._num_rested = 0
@@ -367,7 +349,8 @@ class Speculator:
                 if choice.competes:
                     offers.append(survival)
         seconds = self._clock() - start
-        self._counts[method].draft_s += seconds
+        stats = self._stats[method]
+        self._stats[method] = replace(stats, draft_s=stats.draft_s + seconds)
         if max_nodes:
             self._controller.observe_drafting(method, seconds, offers, max(max_nodes.values()))
 
@@ -422,5 +405,4 @@ class Speculator:
 
     def stats(self) -> tuple[SpeculationStats, ...]:
         """Statistics of the methods that made drafts so far."""
-        stats = (counts.stats(method) for method, counts in self._counts.items())
-        return tuple(of_method for of_method in stats if of_method.drafted)
+        return tuple(stats for stats in self._stats.values() if stats.drafted)

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 
 from model_runner.draft_tree import NO_DRAFT, DraftTree
-from model_runner.features import Feature
 from model_runner.kernels.interface import SUFFIX, CData, pointer
-from model_runner.speculative.proposer import ChoiceStep, NewChoice, TargetStep, share_out
+from model_runner.speculative.proposer import ChoiceStep, NewChoice, Proposer, TargetStep, share_out
 
 DEPTH = 64
 """Maximum number of context tokens, including drafts."""
@@ -258,7 +257,7 @@ PAST_INTAKE = 2048
 """Maximum number of past outputs' tokens added per step."""
 
 
-class SuffixProposer:
+class SuffixProposer(Proposer):
     """Drafts trees from suffix automata of the choice's own tokens and of past outputs with its salt.
 
     SuffixDecoding (Oliaro et al., arXiv:2411.04975): the longer the match, the more is drafted. Branches grow by
@@ -268,10 +267,6 @@ class SuffixProposer:
 
     Until all its own tokens are added, a choice is drafted for from past outputs only.
     """
-
-    needs: frozenset[Feature] = frozenset()
-    reads_step = False
-    sees_all_steps = False
 
     def __init__(self, library: SuffixLibrary) -> None:
         self._library = library

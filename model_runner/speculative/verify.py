@@ -67,7 +67,7 @@ class Verifier:
         """`sample_allowed` replaces the sampler where only a grammar restricts tokens, because it is faster."""
         self._sampling = sampling
         self._sampler = sampler
-        self._pick_allowed = sample_allowed
+        self._sample_allowed = sample_allowed
 
     def __call__(
         self,
@@ -75,7 +75,7 @@ class Verifier:
         samples: Sequence[SampleRows],
         slots: Sequence[int],
         raw: Tensor | None = None,
-        picks: EarlyTokens = NO_EARLY_TOKENS,
+        early: EarlyTokens = NO_EARLY_TOKENS,
     ) -> list[Verdict]:
         """A verdict for each of `samples`, whose choices have these slots; also appends tokens to the slots' histories.
 
@@ -84,13 +84,13 @@ class Verifier:
             samples: the choices that are ready.
             slots: slots of the same choices.
             raw: the model's own logits, for raw logprobs; None if they equal the scores.
-            picks: sampled tokens of some choices, from SamplingState.plan_early_sampling.
+            early: sampled tokens of some choices, from SamplingState.plan_early_sampling.
         """
         step = _StepRows(scores, None if raw is scores else raw)
         walks = [
             _Walk(sample, slot, sample.tree.children(), Verdict()) for sample, slot in zip(samples, slots, strict=True)
         ]
-        self._follow_picks(scores, [walk for walk in walks if walk.sample.choice in picks.choices], picks.tokens)
+        self._follow_early(scores, [walk for walk in walks if walk.sample.choice in early.choices], early.tokens)
         going = [walk for walk in walks if walk.node is not None]
         for mode in dict.fromkeys(walk.sample.verify for walk in going):
             of_mode = [walk for walk in going if walk.sample.verify == mode]
@@ -99,7 +99,7 @@ class Verifier:
                 of_mode = [walk for walk in of_mode if walk.node is not None]
         return [walk.verdict for walk in walks]
 
-    def _follow_picks(self, scores: Tensor, walks: Sequence[_Walk], tokens: Sequence[int]) -> None:
+    def _follow_early(self, scores: Tensor, walks: Sequence[_Walk], tokens: Sequence[int]) -> None:
         """Advance walks while tokens are already sampled or can be sampled by a grammar alone.
 
         A row without a sampled token has failed and must not be read again. If the next step was already launched, its
@@ -109,11 +109,11 @@ class Verifier:
             for walk in walks:
                 self._follow_known(walk, tokens)
             barred = [walk for walk in walks if walk.node is not None]
-            if not barred or self._pick_allowed is None:
+            if not barred or self._sample_allowed is None:
                 return
             slots = [walk.slot for walk in barred]
             self._sampling.fill_masks(slots)
-            picked = self._pick_allowed(scores, self._sampling.masked([_row(walk) for walk in barred], slots))
+            picked = self._sample_allowed(scores, self._sampling.masked([_row(walk) for walk in barred], slots))
             walks = []
             for walk, token in zip(barred, picked, strict=True):
                 if token != NO_TOKEN:

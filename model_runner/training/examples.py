@@ -60,23 +60,6 @@ def held_out_questions() -> Iterator[Question]:
         yield Question(prompt, SamplingParams(temperature=1.0, seed=index))
 
 
-@dataclass(slots=True)
-class _Count:
-    """Number of generated tokens, and the number wanted."""
-
-    held: int
-    wanted: int | None
-    progress: Callable[[int], None]
-
-    def add(self, made: int) -> None:
-        self.held += made
-        self.progress(self.held)
-
-    @property
-    def suffice(self) -> bool:
-        return self.wanted is not None and self.held >= self.wanted
-
-
 class AnswerStore:
     """A folder with files of SHARD answers each; their content depends only on the questions."""
 
@@ -93,14 +76,16 @@ class AnswerStore:
         None answers all questions. `start` loads the model, and is only called if answers are missing. `progress` gets
         the number of tokens so far. Returns the number of files to use, which does not depend on interruptions.
         """
-        held = 0
-        for shard in count():
-            progress(held)
-            if num_tokens is not None and held >= num_tokens:
-                return shard
-            if not self._file(shard).is_file():
-                return shard + self._generate(start, shard, _Count(held, num_tokens, progress))
-            held += self._num_answer_tokens(shard)
+        held, is_missing = 0, False
+        with closing(self._generate(start)) as generated:
+            for shard in count():
+                progress(held)
+                if num_tokens is not None and held >= num_tokens:
+                    return shard
+                is_missing = is_missing or not self._file(shard).is_file()
+                if is_missing and next(generated, None) is None:
+                    return shard
+                held += sum(len(answer.tokens) - answer.num_prompt for answer in self.read(shard))
         raise AssertionError("there is no last shard")
 
     def read(self, shard: int) -> list[AnsweredPrompt]:
@@ -115,28 +100,25 @@ class AnswerStore:
             if len(part) > prompt
         ]
 
-    def _generate(self, start: Callable[[], AnswerQuestions], first: int, tokens: "_Count") -> int:
-        """Generate files from the first missing one on; returns how many."""
+    def _generate(self, start: Callable[[], AnswerQuestions]) -> Generator[int]:
+        """Generate files from the first missing one on; yields the number of each."""
+        shard = first = next(shard for shard in count() if not self._file(shard).is_file())
         questions = islice(self._questions(), first * SHARD, None)
         if (question := next(questions, None)) is None:
-            return 0
+            return
         waiting: dict[int, AnsweredPrompt] = {}
-        shard = first
         with closing(start()(chain([question], questions))) as finished:
             for number, answer in finished:
                 waiting[first * SHARD + number] = answer
                 while all(index in waiting for index in _numbers(shard)):
-                    tokens.add(self._write(shard, [waiting.pop(index) for index in _numbers(shard)]))
+                    self._write(shard, [waiting.pop(index) for index in _numbers(shard)])
+                    yield shard
                     shard += 1
-                    if tokens.suffice:
-                        return shard - first
         if waiting:
             self._write(shard, [waiting[index] for index in sorted(waiting)])
-            shard += 1
-        return shard - first
+            yield shard
 
-    def _write(self, shard: int, answers: list[AnsweredPrompt]) -> int:
-        """Write a file; returns the number of answer tokens."""
+    def _write(self, shard: int, answers: list[AnsweredPrompt]) -> None:
         partial = self._file(shard).with_suffix(".partial.npz")
         np.savez(
             partial,
@@ -146,10 +128,6 @@ class AnswerStore:
             temperatures=np.array([answer.temperature for answer in answers]),
         )
         partial.replace(self._file(shard))
-        return self._num_answer_tokens(shard)
-
-    def _num_answer_tokens(self, shard: int) -> int:
-        return sum(len(answer.tokens) - answer.num_prompt for answer in self.read(shard))
 
     def _file(self, shard: int) -> Path:
         return self._folder / f"answers-{shard:05d}.npz"
@@ -245,12 +223,8 @@ def batches(examples: Sequence[Example], rows: int, seed: int) -> Iterator[list[
 
 
 OPENING = Prompt("", "opening")
-
-
 MAX_TOKENS = 96
 """Longer questions are dropped."""
-
-
 _SHORTEST = 12
 """Minimum number of characters of a question."""
 

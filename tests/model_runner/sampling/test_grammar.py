@@ -525,7 +525,7 @@ def test_what_was_found_without_the_grammar_stands_where_it_is_allowed(temperatu
             logits = random_logits(4, WIDTH, step)
             plan = state.plan_early_sampling(samples, range(4), np.full(4, step))
             assert (plan.choices, plan.with_grammar) == ({0, 1, 2, 3}, {0, 1, 3})
-            verdicts = verify(logits, samples, range(4), picks=picks_of(logits, plan) if known else NO_EARLY_TOKENS)
+            verdicts = verify(logits, samples, range(4), early=picks_of(logits, plan) if known else NO_EARLY_TOKENS)
             outputs[-1].append(tuple(token for verdict in verdicts for token in verdict.tokens))
     assert outputs[0] == outputs[1]
     assert any(asked) == picks_allowed

@@ -159,8 +159,8 @@ def cycle(
         controller.observe_drafting(method, draft_s, [offer[:wanted]] * 4, wanted)
         chosen = controller.choose(LOAD, [DraftOffer(offer[:wanted])] * 4)
     gained = truth * sum(sum(offer[:count]) for count in chosen)
-    controller.observe_step(LOAD, sum(chosen), round(gained))
-    controller.end_cycle(draft_s * (wanted > 0) + 0.01 + 0.002 * (4 + sum(chosen)))
+    cycle_s = draft_s * (wanted > 0) + 0.01 + 0.002 * (4 + sum(chosen))
+    controller.observe_step(LOAD, sum(chosen), round(gained), cycle_s)
     return wanted
 
 
@@ -235,8 +235,7 @@ def test_what_does_not_pay_is_tried_with_a_small_share_of_the_time():
     for _ in range(3000):
         controller.begin_cycle(LOAD, all_bear=True)
         count = sum(controller.choose(LOAD, [DraftOffer([0.01] * 10, patience=1.0)] * 4))
-        controller.observe_step(LOAD, count, 0)
-        controller.end_cycle(0.018 + 0.002 * count)
+        controller.observe_step(LOAD, count, 0, 0.018 + 0.002 * count)
         assert count <= 4
         tries, lost = tries + (count > 0), lost + 0.002 * count
     assert 10 < tries < 100
@@ -245,6 +244,6 @@ def test_what_does_not_pay_is_tried_with_a_small_share_of_the_time():
     for _ in range(300):
         controller.begin_cycle(LOAD, all_bear=True)
         count = sum(controller.choose(LOAD, [DraftOffer([0.01] * 10, patience=1.0)] * 4))
-        controller.observe_step(LOAD, count, count)  # which surprises
+        controller.observe_step(LOAD, count, count, None)  # which surprises
         tries += count > 0
     assert tries - before > 30

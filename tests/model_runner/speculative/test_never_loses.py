@@ -42,8 +42,8 @@ class Gullible(SpeculationController):
     def observe_drafting(self, method: str, seconds: float, drafts: Sequence[Sequence[float]], most: int) -> None:
         super().observe_drafting(method, 0.0, drafts, most)
 
-    def end_cycle(self, seconds: float) -> None:
-        pass
+    def observe_step(self, load: StepLoad, num_rows: int, num_accepted: int, cycle_s: float | None) -> float:
+        return super().observe_step(load, num_rows, num_accepted, None)
 
 
 class Reckless(SpeculationController):
@@ -153,12 +153,13 @@ def test_a_crowd_that_comes_and_goes():
 class Uncompared(SpeculationController):
     """Believes what it predicts, whatever comes of it."""
 
-    def end_cycle(self, seconds: float) -> None:
-        super().end_cycle(seconds)
+    def observe_step(self, load: StepLoad, num_rows: int, num_accepted: int, cycle_s: float | None) -> float:
+        time = super().observe_step(load, num_rows, num_accepted, cycle_s)
         for stats in self.stats.values():
             stats._savings.clear()
         for size in self._sizes.values():
             size._tokens[:] = 1e9
+        return time
 
 
 def overrated(controller: Callable[[], SpeculationController]) -> World:

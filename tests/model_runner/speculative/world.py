@@ -169,7 +169,7 @@ class World:
             self.tokens += len(verdict.tokens)
             self.tokens_of[slot] += len(verdict.tokens)
         samples = [SampleRows(slot, 0, tree) for slot, tree in zip(slots, trees, strict=True)]
-        self.speculator.observe(load, samples, slots, verdicts, seconds)
+        self.speculator.observe(load, samples, slots, verdicts, seconds, slots)
         self._propose(load, verdicts)
 
     def _propose(self, load: StepLoad, verdicts: Sequence[Verdict]) -> None:

@@ -161,7 +161,7 @@ class Speakers:
         picks = NO_EARLY_TOKENS
         if self._pick is not None:
             picks = self._pick(logits, self._sampling.plan_early_sampling(samples, going, np.array(positions)))
-        verdicts = self._verify(logits, samples, going, picks=picks)
+        verdicts = self._verify(logits, samples, going, early=picks)
         for index, tree, verdict in zip(going, trees, verdicts, strict=True):
             one = self.said[index]
             assert [tree.tokens[node] for node in verdict.nodes] == verdict.tokens[:-1] or verdict.error
