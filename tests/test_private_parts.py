@@ -220,10 +220,10 @@ def replaced() -> bool:
 
 
 def accepted() -> bool:
-    from model_runner.modules.transformers_private import accept_attention  # noqa: PLC0415
+    from model_runner.modules.classes import ACCEPTANCES  # noqa: PLC0415
 
-    for model_type in ("falcon", "gpt_neo", "llama4"):
-        accept_attention(model_type, "eager")
+    for accept in ACCEPTANCES.values():
+        accept("eager")
     return True
 
 

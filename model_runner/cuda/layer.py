@@ -20,7 +20,8 @@ from model_runner.kernels.triton.linear import activate_and_multiply
 from model_runner.kernels.triton.norm import add_and_norm, rms_norm
 from model_runner.kernels.triton.rotary import rotate_and_write
 from model_runner.kv_cache import KVCache
-from model_runner.modules.attention import ATTENTION_NAME, StepAttention, paged_attention
+from model_runner.modules.attention import ATTENTION_NAME, paged_attention
+from model_runner.modules.step import StepAttention
 from model_runner.spec.layer_spec import AttentionSpec, LayerSpec
 from model_runner.spec.model_spec import read_model_spec
 from model_runner.weights.checkpoint import TensorCheckpoint

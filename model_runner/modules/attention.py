@@ -1,32 +1,22 @@
 """Paged attention for transformers' models, through transformers' attention interface.
 
-The step's backend and metadata travel as one keyword argument from the model's call through every layer to the
-attention function. Some families' layers drop it, so every module also has the model's `CurrentStep`, which holds the
-same. There is no global state, and the model code needs no change.
+The step's attention travels as a keyword argument from the model's call through every layer to `paged_attention`. Some
+families' layers drop it; their modules have it from the model's `CurrentStep`. The functions at the end are for
+families that do not use the interface.
 """
 
-import inspect
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from model_runner.attention.backend import AttentionBackend, AttentionOptions, IndexOptions
-from model_runner.modules.compressed import hook_compressors
-from model_runner.modules.image_rows import StepImages
-from model_runner.modules.indexers import MASKS, Mask, hook_indexers
-from model_runner.modules.mixers import States, hook_mixers
-from model_runner.modules.ngrams import hook_ngrams
+from model_runner.attention.backend import AttentionOptions
+from model_runner.modules.indexers import Mask
+from model_runner.modules.step import CurrentStep, StepAttention, step_of
 
 ATTENTION_NAME = "samewise"
-_STEP = "current_step"
-"""Attribute of all modules with their CurrentStep."""
 
 _HARMLESS = frozenset(
     {
@@ -40,159 +30,6 @@ _HARMLESS = frozenset(
     }
 )
 """Keyword arguments that models pass along and that have no effect here."""
-
-
-class StepAttention:
-    """An attention backend and its metadata for one forward pass.
-
-    Each call of a pass has keys and values of its own, numbered in the order of the calls. A module may be called
-    several times, with different keys and values: `layer_idx` would not tell these apart.
-    """
-
-    def __init__(self, backend: AttentionBackend[Any], metadata: Any) -> None:
-        self.backend = backend
-        self.metadata = metadata
-        self.positions = torch.empty(0, dtype=torch.int64)
-        """[T] the step's positions, which ModelCall sets."""
-        self.states: States | None = None
-        """The recurrent states of the step, which ModelCall sets."""
-        self.num_calls = 0
-        """Calls of this pass so far. Layers that attend by themselves count theirs."""
-        self._beside: tuple[Tensor, Tensor] | None = None
-        self._shared: dict[str, int] = {}
-        """By the kind of layer, the call whose keys and values later layers use."""
-
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
-        beside, self._beside = self._beside, None
-        if beside is None:
-            return self.backend.forward(self._next_call(), query, key, value, options, self.metadata)
-        entries, selection = beside
-        sums = [query.new_empty(*query.shape[:2], 2, dtype=torch.float32) for _ in range(2)]
-        of_entries = AttentionOptions(options.scale, softcap=options.softcap, selection=selection, sums=sums[1])
-        of_window = replace(options, sums=sums[0])
-        outputs = [
-            self.backend.forward(self._next_call(), query, *rows, limits, self.metadata)
-            for rows, limits in (((key, value), of_window), ((entries, entries), of_entries))
-        ]
-        return _joined(outputs, sums)
-
-    def _next_call(self) -> int:
-        call = self.num_calls
-        self.num_calls += 1
-        return call
-
-    def select(self, query: Tensor, key: Tensor, weights: Tensor | None, options: IndexOptions) -> Tensor:
-        """The arguments and the result of `AttentionBackend.select`. Index keys count as a call of their own."""
-        return self.backend.select(self._next_call(), query, key, weights, options, self.metadata)
-
-    def recall(self, rows: Tensor, block: int, count: int) -> tuple[Tensor, Tensor]:
-        """The arguments and the result of `AttentionBackend.recall`. Rows count as a call of their own."""
-        return self.backend.recall(self._next_call(), rows, block, count, self.metadata)
-
-    def see_entries(self, block: int) -> Tensor:
-        """As `AttentionBackend.see_entries`."""
-        return self.backend.see_entries(block, self.metadata)
-
-    def put_beside(self, entries: Tensor, selection: Tensor) -> None:
-        """Let the next call also see entries [T, 1, dim], which are key and value, as the selection says."""
-        self._beside = entries, selection
-
-    def of(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
-        """The same for a module that may use the keys and values of an earlier layer of its kind (Gemma 3n and 4).
-
-        Mistral Large 4 shares latents: layers that expand these have keys and values of their own.
-        """
-        if not hasattr(module, "store_full_length_kv") or hasattr(module, "kv_b_proj"):
-            return self(query, key, value, options)
-        kind = str(module.layer_type if hasattr(module, "layer_type") else module.use_rope)
-        if module.is_kv_shared_layer:
-            return self.backend.attend(self._shared[kind], query, options, self.metadata)
-        if module.store_full_length_kv:
-            self._shared[kind] = self.num_calls
-        return self(query, key, value, options)
-
-
-def _joined(outputs: Sequence[Tensor], sums: Sequence[Tensor]) -> Tensor:
-    """One softmax over what two attentions saw: outputs [T, heads, dim] and `AttentionOptions.sums` of each.
-
-    Every row saw something by the first attention.
-    """
-    (highest, total), (other_highest, other_total) = (one.unbind(-1) for one in sums)
-    top = torch.maximum(highest, other_highest)
-    weight, other = total * (highest - top).exp(), other_total * (other_highest - top).exp()
-    mixed = (outputs[0] * weight.unsqueeze(-1) + outputs[1] * other.unsqueeze(-1)) / (weight + other).unsqueeze(-1)
-    return torch.where((other_total > 0).unsqueeze(-1), mixed, outputs[0]).to(outputs[0].dtype)
-
-
-class CurrentStep:
-    """The attention and states of the pass that a model is in; all modules of the model and its twins share one."""
-
-    attention: StepAttention | None = None
-    states: States | None = None
-
-
-class ModelCall:
-    """Calls a model of transformers for flat tokens."""
-
-    def __init__(self, model: Any) -> None:
-        """Gives every module of the model its CurrentStep, and families without the interface our functions."""
-        adapt_attention(model)
-        self._model = model
-        self._step: CurrentStep = getattr(model, _STEP, None) or CurrentStep()
-        for module in model.modules():
-            setattr(module, _STEP, self._step)
-            kind = f"{type(module).__module__.rpartition('.')[2]}.{type(module).__name__}"
-            if kind in _OWN_ATTENTION:
-                name, function = _OWN_ATTENTION[kind]
-                setattr(module, name, partial(function, module))
-        hook_mixers(model, lambda: self._step.states)
-        hook_compressors(model, lambda: self._step.attention)
-        hook_ngrams(model, lambda: self._step.states)
-        parameters = inspect.signature(model.forward).parameters
-        self._keywords = {name for name in ("position_ids", "logits_to_keep", "use_cache") if name in parameters}
-        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-            self._keywords |= {"position_ids", "use_cache", "attention"}
-        if hook_indexers(model, lambda: self._step.attention, lambda: self._step.states):
-            self._keywords |= {"attention_mask"}
-
-    def __call__(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        logits_index: Tensor,
-        attention: StepAttention,
-        states: States | None = None,
-        images: StepImages | None = None,
-    ) -> Tensor:
-        """Logits [R, vocab], in the model's type.
-
-        Args:
-            tokens: [T].
-            positions: [T], or [3, T] for models with rotary positions in three axes.
-            logits_index: [R] the tokens whose logits are needed.
-            attention: the attention of these tokens.
-            states: the recurrent states of these tokens.
-            images: features of some tokens.
-        """
-        arguments = {
-            "position_ids": positions.unsqueeze(-2),
-            "use_cache": False,
-            "logits_to_keep": logits_index,
-            "attention": attention,
-            "attention_mask": MASKS,
-        }
-        self._step.attention, self._step.states = attention, states
-        attention.positions = positions if positions.dim() == 1 else positions[0]
-        attention.states = states
-        try:
-            with nullcontext(tokens) if images is None else images.placed_in(self._model, tokens) as shown:
-                output: Any = self._model(
-                    input_ids=shown.unsqueeze(0), **{name: arguments[name] for name in self._keywords}
-                )
-        finally:
-            self._step.attention = self._step.states = None
-        logits: Tensor = output.logits[0]
-        return logits if "logits_to_keep" in self._keywords else logits.index_select(0, logits_index)
 
 
 def register_attention() -> None:
@@ -217,16 +54,21 @@ class QueryScale:
         return (steps.log1p() * self.strength + 1)[:, None, None]
 
 
-def adapt_attention(model: nn.Module) -> None:
-    """Let `paged_attention` scale queries, where the modules would take a token's place in the batch for its position.
+def scale_by_position(module: Any, _: CurrentStep, __: nn.Module) -> None:
+    """Let `paged_attention` scale queries, where Llama 4 would take a token's place in the batch for its position."""
+    if module.attn_temperature_tuning and not module.use_rope:
+        module.attn_temperature_tuning = False
+        module.query_scale = QueryScale(module.floor_scale, module.attn_scale)
 
-    The modules are changed in place.
-    """
-    modules: Iterable[Any] = model.modules()
-    for module in modules:
-        if getattr(module, "attn_temperature_tuning", False) and not module.use_rope:
-            module.attn_temperature_tuning = False
-            module.query_scale = QueryScale(module.floor_scale, module.attn_scale)
+
+def see_images(module: Any, _: CurrentStep, __: nn.Module) -> None:
+    """Let the rows of an image see each other."""
+    module.sees_spans = True
+
+
+def see_images_in_windows(module: Any, _: CurrentStep, __: nn.Module) -> None:
+    """Let the rows of an image see each other in layers with a window, if the configuration says so."""
+    module.sees_spans = module.is_sliding and module.config.use_bidirectional_attention == "vision"
 
 
 def _chunk_of(module: Any) -> int | None:
@@ -236,15 +78,6 @@ def _chunk_of(module: Any) -> int | None:
     if config is None or size is None or config.layer_types[module.layer_idx] != "chunked_attention":
         return None
     return size
-
-
-def sees_images(module: Any) -> bool:
-    """Whether the rows of an image see each other in a layer: in all of Gemma 3, in sliding ones of some Gemma 4."""
-    config = getattr(module, "config", None)
-    model_type = str(getattr(config, "model_type", ""))
-    if model_type.startswith("gemma4"):
-        return bool(module.is_sliding) and getattr(config, "use_bidirectional_attention", None) == "vision"
-    return model_type == "gemma3_text"
 
 
 def paged_attention(  # noqa: PLR0913, PLR0917 - the signature is transformers'
@@ -297,9 +130,15 @@ def paged_attention(  # noqa: PLR0913, PLR0917 - the signature is transformers'
     selections = indices, block_indices, getattr(attention_mask, "selection", None)
     selection = next((one for one in selections if one is not None), None)
     options = AttentionOptions(
-        scale, sliding_window, softcap, _chunk_of(module), s_aux, selection, sees_spans=sees_images(module)
+        scale,
+        sliding_window,
+        softcap,
+        _chunk_of(module),
+        s_aux,
+        selection,
+        sees_spans=getattr(module, "sees_spans", False),
     )
-    step: StepAttention = attention or getattr(module, _STEP).attention
+    step = attention or step_of(module).attention
     queries = query[0].transpose(0, 1)
     if (query_scale := getattr(module, "query_scale", None)) is not None:
         queries = (queries * query_scale(step.positions)).to(queries.dtype)
@@ -309,40 +148,44 @@ def paged_attention(  # noqa: PLR0913, PLR0917 - the signature is transformers'
     return (output if latents is None else latents.expand(output)).unsqueeze(0), None
 
 
-def _attend_alone(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None = None
+def gpt_neo(
+    current: CurrentStep, module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any
 ) -> tuple[Tensor, None]:
-    """Attention for families that do not use transformers' interface: [1, heads, tokens, dim] in and out."""
-    output, _ = paged_attention(module, query, key, value, None, scale, window)
-    return output.transpose(1, 2), None
-
-
-def _gpt_neo(module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, None]:
+    """A method between a module's products: heads [1, heads, tokens, dim] -> the same shape, and no weights."""
     window = module.config.window_size if module.attention_type == "local" else None
-    return _attend_alone(module, query, key, value, 1.0, window)
+    return _attend(current, module, query, key, value, 1.0, window), None
 
 
-def _gpt_neox_japanese(module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, None]:
-    return _attend_alone(module, query, key, value, 1 / float(module.norm_factor))
+def gpt_neox_japanese(
+    current: CurrentStep, module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any
+) -> tuple[Tensor, None]:
+    """As `gpt_neo`."""
+    return _attend(current, module, query, key, value, 1 / float(module.norm_factor)), None
 
 
-def _openai_gpt(module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any) -> list[Tensor]:
+def openai_gpt(current: CurrentStep, module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any) -> list[Tensor]:
+    """As `gpt_neo`, with keys [1, heads, dim, tokens]."""
     scale = value.shape[-1] ** -0.5 if module.scale else 1.0
-    return [_attend_alone(module, query, key.transpose(-2, -1), value, scale)[0]]
+    return [_attend(current, module, query, key.transpose(-2, -1), value, scale)]
 
 
-def _xglm(module: Any, hidden_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
+def xglm(current: CurrentStep, module: Any, hidden_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
     """A whole attention module, which has no method for its middle: [1, T, hidden] -> the same shape."""
     rows = (projection(hidden_states) for projection in (module.q_proj, module.k_proj, module.v_proj))
     query, key, value = (part.unflatten(-1, (module.num_heads, -1)).transpose(1, 2) for part in rows)
-    output, _weights = paged_attention(module, query, key, value, None, module.scaling)
-    return module.out_proj(output.flatten(2)), None
+    output = _attend(current, module, query, key, value, module.scaling)
+    return module.out_proj(output.transpose(1, 2).flatten(2)), None
 
 
-def _falcon(
-    module: Any, hidden_states: Tensor, alibi: Tensor | None, position_embeddings: tuple[Tensor, Tensor], **_: Any
+def falcon(
+    current: CurrentStep,
+    module: Any,
+    hidden_states: Tensor,
+    alibi: Tensor | None,
+    position_embeddings: tuple[Tensor, Tensor],
+    **_: Any,
 ) -> tuple[Tensor, None]:
-    """The same for Falcon. Each group of heads has its queries, then its key and its value.
+    """As `xglm`. Each group of heads has its queries, then its key and its value.
 
     Raises:
         ValueError: if scores depend on distances.
@@ -355,15 +198,19 @@ def _falcon(
     query, key, value = (part.transpose(1, 2) for part in parts)
     rotate = type(module).forward.__globals__["apply_rotary_pos_emb"]
     query, key = rotate(query, key, *position_embeddings)
-    output, _weights = paged_attention(module, query, key, value, None, module.inv_norm_factor)
-    return module.dense(output.flatten(2)), None
+    output = _attend(current, module, query, key, value, module.inv_norm_factor)
+    return module.dense(output.transpose(1, 2).flatten(2)), None
 
 
-_OWN_ATTENTION: dict[str, tuple[str, Callable[..., Any]]] = {
-    "modeling_falcon.FalconAttention": ("forward", _falcon),
-    "modeling_gpt_neo.GPTNeoSelfAttention": ("_attn", _gpt_neo),
-    "modeling_gpt_neox_japanese.GPTNeoXJapaneseAttention": ("_attn", _gpt_neox_japanese),
-    "modeling_openai.Attention": ("_attn", _openai_gpt),
-    "modeling_xglm.XGLMAttention": ("forward", _xglm),
-}
-"""Methods that are replaced, and functions that replace them, by module and name of the class."""
+def _attend(
+    current: CurrentStep,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    window: int | None = None,
+) -> Tensor:
+    """Attention for families that do not use transformers' interface: [1, heads, tokens, dim] in and out."""
+    output, _ = paged_attention(module, query, key, value, None, scale, window, attention=current.attention)
+    return output.transpose(1, 2)

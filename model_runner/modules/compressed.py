@@ -6,54 +6,27 @@ cache. Rows and gates are kept in the cache as long as a later entry needs them.
 blocks, or those that an indexer selects by compressed keys of its own.
 """
 
-from functools import partial
-from types import MethodType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from model_runner.attention.backend import IndexOptions
-from model_runner.modules.indexers import FindAttention, Function, Selecting, gated_mean, rotary_of
+from model_runner.modules.indexers import gated_mean, rotary_of
+from model_runner.modules.step import CurrentStep, StepAttention
 
 
-class Compressing(Selecting, Protocol):
-    """Also lets attention see entries."""
-
-    def see_entries(self, block: int) -> Tensor:
-        """As `AttentionBackend.see_entries`."""
-        ...
-
-    def put_beside(self, entries: Tensor, selection: Tensor) -> None:
-        """Let the next attention also see entries [T, 1, dim], stored at their tokens, as the selection says."""
-        ...
-
-
-def hook_compressors(model: nn.Module, find: FindAttention) -> None:
-    """Have every known compressor of a model keep rows and entries by the attention that `find` returns.
-
-    While it returns None, they compute as before.
-    """
-    compressors: list[Any] = [module for module in model.modules() if type(module).__name__ in _COMPRESSORS]
-    for compressor in compressors:
-        own = MethodType(type(compressor).forward, compressor)
-        compressor.forward = partial(_compress, find, own, compressor)
-
-
-def _compress(
-    find: FindAttention,
-    original: Function,
+def compress(
+    current: CurrentStep,
     module: Any,
     hidden_states: Tensor,
     q_residual: Tensor,
     position_ids: Tensor,
-    *arguments: Any,
-    **keywords: Any,
+    *_: Any,
+    **__: Any,
 ) -> Any:
     """[1, T, hidden] -> no entries for transformers' own attention, because ours sees them next to the window."""
-    step: Any = find()
-    if step is None:
-        return original(hidden_states, q_residual, position_ids, *arguments, **keywords)
+    step = current.attention
     indexer = getattr(module, "indexer", None)
     entries = _entries(step, module, hidden_states, overlaps=indexer is not None)
     if indexer is None:
@@ -64,7 +37,9 @@ def _compress(
     return hidden_states.new_zeros(1, 1, 0, module.head_dim), None
 
 
-def _select(step: Compressing, indexer: Any, hidden_states: Tensor, q_residual: Tensor, position_ids: Tensor) -> Tensor:
+def _select(
+    step: StepAttention, indexer: Any, hidden_states: Tensor, q_residual: Tensor, position_ids: Tensor
+) -> Tensor:
     """The entries with the highest scores, by compressed index keys."""
     key = _entries(step, indexer, hidden_states, overlaps=True)
     query = indexer.q_b_proj(q_residual).unflatten(-1, (-1, indexer.head_dim)).transpose(1, 2)
@@ -76,7 +51,7 @@ def _select(step: Compressing, indexer: Any, hidden_states: Tensor, q_residual: 
     return step.select(query, key, weights, options)
 
 
-def _entries(step: Compressing, module: Any, hidden_states: Tensor, *, overlaps: bool) -> Tensor:
+def _entries(step: StepAttention, module: Any, hidden_states: Tensor, *, overlaps: bool) -> Tensor:
     """[1, T, hidden] -> [T, 1, dim]: the entry of each token that ends a block, and zeros for other tokens.
 
     With `overlaps`, rows have two parts: one for the next block's entry, and one for their own block's.
@@ -100,6 +75,3 @@ def _entries(step: Compressing, module: Any, hidden_states: Tensor, *, overlaps:
     entries = normed.new_zeros(hidden_states.shape[1], dim)
     entries[tokens] = rotary_of(module)(normed.unsqueeze(1), *turns)[0, 0]
     return entries.unsqueeze(1)
-
-
-_COMPRESSORS = frozenset({"DeepseekV4CSACompressor", "DeepseekV4HCACompressor"})

@@ -117,13 +117,13 @@ def pack_experts(model: nn.Module, pack: Packer, make: MakeExperts | None = None
     for module, weights in take_expert_weights(model):
         at_once = None if make is None else make(module, weights)
         module.packed = at_once or PackedExperts(module, weights, pack)
-        if is_llama4(module):
+        if takes_all_rows(module):
             module.forward = ScaledExperts(module.packed, len(weights.up))
 
 
-def is_llama4(module: nn.Module) -> bool:
-    """Whether the module has the experts of Llama 4, which transformers runs on all rows."""
-    return type(module).__name__ == "Llama4TextExperts"
+def takes_all_rows(module: nn.Module) -> bool:
+    """Whether transformers runs the experts on all rows, each on its part of them (`classes.py`)."""
+    return bool(getattr(module, "takes_all_rows", False))
 
 
 def activation_between(module: Any) -> Callable[[Tensor], Tensor]:
@@ -168,13 +168,13 @@ def take_expert_weights(model: nn.Module, *, ours_alone: bool = False) -> Iterat
         up = "gate_up_proj" if "gate_up_proj" in own else "up_proj"
         if up not in own or "down_proj" not in own:
             continue
-        is_known = hasattr(module, "is_transposed") or (not ours_alone and is_llama4(module))
-        if not is_known or (ours_alone and has_own_norm(module)):
+        is_known = hasattr(module, "is_transposed")
+        if not is_known or (ours_alone and (has_own_norm(module) or takes_all_rows(module))):
             raise ValueError(f"the layout of the experts in {name} is not supported")
         first, down = own.pop(up).data, own.pop("down_proj").data
         delattr(module, up)
         del module.down_proj
-        if getattr(module, "is_transposed", is_llama4(module)):
+        if module.is_transposed:
             first, down = first.transpose(1, 2), down.transpose(1, 2)
         biases = (own[one].data if one in own else None for one in (f"{up}_bias", "down_proj_bias"))
         yield module, ExpertWeights(first, down, *biases)

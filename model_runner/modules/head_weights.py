@@ -1,5 +1,8 @@
 """Weights of several heads in one parameter, changed to linear layers, whose products do not depend on other rows."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -33,14 +36,9 @@ def _linear(weight: Tensor) -> nn.Linear:
     return linear
 
 
-def separate_heads(model: nn.Module) -> None:
-    """Change the projections that each head of Zamba's mixers has for itself, in place."""
-    for module in list(model.modules()):
-        for name in _PARAMETERS.get(type(module).__name__, ()):
-            weight = getattr(module, name)
-            delattr(module, name)
-            setattr(module, name, HeadWeights(weight))
-
-
-_PARAMETERS = {"ZambaMambaMixer": ("x_proj_weight", "dt_proj_weight")}
-"""Parameters by the class of their module."""
+def separate_heads(names: Sequence[str], module: Any, _: nn.Module) -> None:
+    """Change the projections of these names that each head of a module has for itself, in place."""
+    for name in names:
+        weight = getattr(module, name)
+        delattr(module, name)
+        setattr(module, name, HeadWeights(weight))

@@ -6,37 +6,15 @@ returns indices.
 """
 
 import inspect
-from collections.abc import Callable
-from functools import partial, reduce
-from types import MethodType
-from typing import Any, Protocol
+from functools import reduce
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from model_runner.attention.backend import IndexOptions
-from model_runner.modules.mixers import FindStates
-
-
-class Selecting(Protocol):
-    """Selects positions for the tokens of one forward pass."""
-
-    positions: Tensor
-    """[T] of these tokens."""
-
-    def select(self, query: Tensor, key: Tensor, weights: Tensor | None, options: IndexOptions) -> Tensor:
-        """The arguments and the result of `AttentionBackend.select`, without the layer."""
-        ...
-
-    def recall(self, rows: Tensor, block: int, count: int) -> tuple[Tensor, Tensor]:
-        """The arguments and the result of `AttentionBackend.recall`, without the layer."""
-        ...
-
-
-FindAttention = Callable[[], Selecting | None]
-"""Finds the attention of the pass that a model is in; None outside of the engine."""
-Function = Callable[..., Any]
+from model_runner.modules.step import CurrentStep, Function, StepAttention
 
 
 class Mask:
@@ -54,9 +32,9 @@ class Mask:
         return Mask(selection)
 
 
-def _mask(find: FindAttention, original: Function, topk_indices: Tensor, **keywords: Any) -> Any:
-    """GLM-5-next's method that makes a mask of its indices."""
-    return original(topk_indices, **keywords) if find() is None else Mask(topk_indices)
+def mask_of_indices(_: CurrentStep, __: Any, topk_indices: Tensor, **___: Any) -> Mask:
+    """GLM-5-next's method that makes a mask of indices."""
+    return Mask(topk_indices)
 
 
 MASKS = {
@@ -66,76 +44,40 @@ MASKS = {
 """The attention masks for models with indexers, by the kind of layer."""
 
 
-def hook_indexers(model: nn.Module, find: FindAttention, find_states: FindStates) -> int:
-    """Have every known indexer of a model select by the attention that `find` returns.
-
-    While it returns None, they compute as before.
-
-    Args:
-        model: changed in place.
-        find: finds the attention.
-        find_states: finds the states, for indexers that pool keys.
-
-    Returns:
-        How many indexers there are.
-    """
-    modules: list[Any] = list(model.modules())
-    for module in modules:
-        if hasattr(module, "build_attention_mask_from_topk"):
-            own = MethodType(type(module).build_attention_mask_from_topk, module)
-            module.build_attention_mask_from_topk = partial(_mask, find, own)
-    indexers: list[Any] = [module for module in modules if type(module).__name__ in INDEXERS]
-    for indexer in indexers:
-        own = MethodType(type(indexer).forward, indexer)
-        ours = INDEXERS[type(indexer).__name__]
-        if ours is _by_pools:
-            ours = partial(ours, _Pooling(model, indexer, find_states))
-        indexer.forward = partial(ours, find, own, indexer)
-    return len(indexers)
-
-
-def _lightning(
-    find: FindAttention,
-    original: Function,
+def lightning(
+    current: CurrentStep,
     module: Any,
     hidden_states: Tensor,
     q_resid: Tensor,
     position_embeddings: tuple[Tensor, Tensor],
-    *arguments: Any,
+    *_: Any,
     rotates_last: bool = False,
-    **keywords: Any,
+    **__: Any,
 ) -> Any:
     """DeepSeek-V3.2's: [1, T, hidden] and [1, T, rank of queries] -> a selection of single positions.
 
     `rotates_last` says which part of a key has rotary positions.
     """
-    step = find()
-    if step is None:
-        return original(hidden_states, q_resid, position_embeddings, *arguments, **keywords)
     query = module.wq_b(q_resid).unflatten(-1, (module.n_heads, module.head_dim))
     query, key = _turned(module, query, _key(module, hidden_states), position_embeddings, last=rotates_last)
-    return _select(step, module, hidden_states, query, key)
+    return _select(current.attention, module, hidden_states, query, key)
 
 
-def _from_hidden(
-    find: FindAttention,
-    original: Function,
+def from_hidden(
+    current: CurrentStep,
     module: Any,
     hidden_states: Tensor,
     position_embeddings: tuple[Tensor, Tensor],
     attention_mask: Tensor,
     position_ids: Tensor,
-    **keywords: Any,
+    **__: Any,
 ) -> Any:
-    """Mistral Large 4's: as `_lightning`, with queries of hidden states, and in some layers no rotary positions."""
-    step = find()
-    if step is None:
-        return original(hidden_states, position_embeddings, attention_mask, position_ids, **keywords)
+    """Mistral Large 4's: as `lightning`, with queries of hidden states, and in some layers no rotary positions."""
     query = module.wq_b(module.q_input_norm(hidden_states)).unflatten(-1, (module.n_heads, module.head_dim))
     query, key = module.softmax_scaling(query, position_ids, head_dim_first=False), _key(module, hidden_states)
     if module.use_rope:
         query, key = _turned(module, query, key, position_embeddings)
-    return _select(step, module, hidden_states, query, key)
+    return _select(current.attention, module, hidden_states, query, key)
 
 
 def _key(module: Any, hidden_states: Tensor) -> Tensor:
@@ -158,7 +100,7 @@ def _turned(
 
 
 def _select(
-    step: Selecting,
+    step: StepAttention,
     module: Any,
     hidden_states: Tensor,
     query: Tensor,
@@ -170,19 +112,15 @@ def _select(
     return step.select(query[0], key[0], weights[0], options or IndexOptions(module.index_topk))
 
 
-def _by_blocks(
-    find: FindAttention,
-    original: Function,
+def by_blocks(
+    current: CurrentStep,
     module: Any,
     hidden_states: Tensor,
     position_embeddings: tuple[Tensor, Tensor],
-    *arguments: Any,
-    **keywords: Any,
+    *_: Any,
+    **__: Any,
 ) -> Any:
     """MiniMax M3's: [1, T, hidden] -> a selection of blocks for each key-value head, or each group of these."""
-    step = find()
-    if step is None:
-        return original(hidden_states, position_embeddings, *arguments, **keywords)
     if module.config.num_key_value_heads % module.num_heads:
         raise ValueError(f"{module.num_heads} index heads do not fit {module.config.num_key_value_heads} key heads")
     dim = module.head_dim
@@ -191,70 +129,56 @@ def _by_blocks(
     turns = (part[..., :dim] for part in position_embeddings)
     query, key = rotary_of(module)(query, key, *turns, unsqueeze_dim=2)
     options = IndexOptions(module.topk_blocks, module.block_size, local=module.local_blocks)
-    return step.select(query[0], key[0], None, options)
+    return current.attention.select(query[0], key[0], None, options)
 
 
-class _Pooling:
-    """States, rotary positions of other tokens and the weights of a mean, for Qwen4's indexers."""
-
-    def __init__(self, model: nn.Module, indexer: Any, find: FindStates) -> None:
-        self.find = find
-        self.rotary: Any = next(module for module in model.modules() if type(module).__name__ in _POSITIONS)
-        self.weights = torch.full((indexer.index_head_dim, indexer.compress_ratio), 1 / indexer.compress_ratio)
-
-
-def _by_pools(
-    pooling: _Pooling,
-    find: FindAttention,
-    original: Function,
+def by_pools(
+    rotary: Any,
+    current: CurrentStep,
     module: Any,
     hidden_states: Tensor,
     position_embeddings: tuple[Tensor, Tensor],
     attention_mask: Any,
-    *arguments: Any,
-    **keywords: Any,
+    *_: Any,
+    **__: Any,
 ) -> Any:
     """Qwen4's: [1, T, hidden] -> a selection of blocks, whose keys are means of their tokens' keys.
 
-    A block's key is stored with its last token. It has the rotary position of the first. Other tokens' keys are unused.
+    `rotary` makes the rotary positions. A block's key is stored with its last token, and has the rotary position of the
+    first. Other tokens' keys are unused.
     """
-    step, states = find(), pooling.find()
-    if step is None or states is None:
-        return original(hidden_states, position_embeddings, attention_mask, *arguments, **keywords)
     size, dim = module.compress_ratio, module.index_head_dim
+    mean = torch.full((dim, size), 1 / size)
     query, raw = module.index_qk_proj(hidden_states).unflatten(-1, (-1, dim)).split((module.index_n_heads, 1), 2)
-    key = module.k_layernorm(states.convolve(raw[0, :, 0], pooling.weights, None, None).unsqueeze(0))
-    starts = (step.positions - (size - 1)).clamp(min=0)
-    turns = pooling.rotary(key, starts.expand(3, 1, -1))
+    key = module.k_layernorm(current.states.convolve(raw[0, :, 0], mean, None, None).unsqueeze(0))
+    starts = (current.attention.positions - (size - 1)).clamp(min=0)
+    turns = rotary(key, starts.expand(3, 1, -1))
     turn = rotary_of(module)
     cos, sin = position_embeddings
     query = turn(module.q_layernorm(query), cos=cos, sin=sin, unsqueeze_dim=2)
     key = turn(key.unsqueeze(2), cos=turns[0], sin=turns[1], unsqueeze_dim=2)
     weights = query.new_full(query.shape[1:3], dim**-0.5)
-    return step.select(query[0], key[0], weights, IndexOptions(module.block_topk, size, "last"))
+    return current.attention.select(query[0], key[0], weights, IndexOptions(module.block_topk, size, "last"))
 
 
-def _by_gated_pools(
-    find: FindAttention, original: Function, module: Any, hidden_states: Tensor, q_resid: Tensor, **keywords: Any
-) -> Any:
+def by_gated_pools(current: CurrentStep, module: Any, hidden_states: Tensor, q_resid: Tensor, **_: Any) -> Any:
     """GLM-5-next's: [1, T, hidden] -> a selection of blocks, whose keys are means weighted by gates.
 
     A block's key is stored with its last token. Other tokens' keys are unused.
     """
-    step = find()
-    if step is None:
-        return original(hidden_states, q_resid, **keywords)
     if not module.index_kpool_always_select_tail:
         raise ValueError("index_kpool_always_select_tail false is not supported")
     size = module.index_kpool
     gates = F.linear(hidden_states, module.index_kpool_compress_gate)
     rows = torch.cat((_key(module, hidden_states)[0], gates[0].unsqueeze(1)), -1)
-    tokens, recalled = step.recall(rows, size, size)
+    tokens, recalled = current.attention.recall(rows, size, size)
     keys, gates = recalled.chunk(2, -1)
     key = hidden_states.new_zeros(1, hidden_states.shape[1], 1, module.head_dim)
     key[0, tokens, 0] = gated_mean(gates + module.index_kpool_compress_ape.float(), keys).to(key.dtype)
     query = module.wq_b(q_resid).unflatten(-1, (module.n_heads, module.head_dim))
-    return _select(step, module, hidden_states, query, key, IndexOptions(module.index_topk // size, size, "last"))
+    return _select(
+        current.attention, module, hidden_states, query, key, IndexOptions(module.index_topk // size, size, "last")
+    )
 
 
 def gated_mean(gates: Tensor, rows: Tensor) -> Tensor:
@@ -275,17 +199,4 @@ def rotary_of(module: Any) -> Function:
     return rotary
 
 
-_POSITIONS = ("Qwen4ExpTextRotaryEmbedding",)
 _ROTARIES = ("apply_rotary_pos_emb_interleave", "apply_rotary_pos_emb")
-INDEXERS: dict[str, Function] = {
-    "AXK2Indexer": _lightning,
-    "DeepseekV32Indexer": _lightning,
-    "Dots3NoteTextIndexer": _lightning,
-    "Glm5NextTextIndexer": _by_gated_pools,
-    "GlmMoeDsaIndexer": _lightning,
-    **dict.fromkeys(("HYV4Indexer", "HYV4VLIndexer"), partial(_lightning, rotates_last=True)),
-    "MiniMaxM3VLIndexer": _by_blocks,
-    "MistralLarge4TextIndexer": _from_hidden,
-    "Qwen4ExpTextQSAIndexer": _by_pools,
-}
-"""Our forward of each indexer, by class."""

@@ -66,8 +66,8 @@ def keep_latents(model: nn.Module, make: MakeProduct) -> bool:
 
 
 def pack_groups(model: nn.Module, make: MakeProduct) -> None:
-    """Have every linear layer in groups (DeepSeek V4) multiply each group's rows by `make`'s product."""
-    modules: list[Any] = [module for module in model.modules() if type(module).__name__ == "DeepseekV4GroupedLinear"]
+    """Have every linear layer in groups multiply each group's rows by `make`'s product."""
+    modules: list[Any] = [one for one in model.modules() if isinstance(one, nn.Linear) and hasattr(one, "n_groups")]
     for module in modules:
         weight = module.weight.detach()
         product = make(weight.view(module.n_groups, -1, weight.shape[1]))

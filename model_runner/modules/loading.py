@@ -18,9 +18,11 @@ from model_runner.gguf.modules import module_tensors
 from model_runner.json_files import read_object
 from model_runner.kernels.library import INT4_GROUP
 from model_runner.kv_cache import KVShape
-from model_runner.modules.attention import ModelCall, StepAttention, register_attention
+from model_runner.modules.attention import register_attention
+from model_runner.modules.call import ModelCall
+from model_runner.modules.classes import REFUSED
 from model_runner.modules.latents import keep_latents, plain_heads
-from model_runner.modules.mixers import RecordedStates
+from model_runner.modules.step import RecordedStates, StepAttention
 from model_runner.modules.text_model import (
     ATTENTION,
     adapt,
@@ -59,8 +61,6 @@ _LAYER_KINDS = frozenset(
     }
 )
 """Kinds of layers, of transformers' `layer_types`, that keep only keys, values and recurrent states of other tokens."""
-_OWN_POSITIONS = frozenset({"kosmos-2.5"})
-"""Types whose positions do not begin at 0."""
 _WITHOUT_POSITIONS = 1 << 20
 """The longest request of a model that has no attention, and so no limit of its own."""
 
@@ -126,8 +126,8 @@ def _refuse_unsupported(config: PretrainedConfig, text: Any) -> None:
             f"{describe_model(config)} has layers of the kind {', '.join(sorted(kinds))}, which is not supported; "
             f"{SEE_MODELS}"
         )
-    if config.model_type in _OWN_POSITIONS:
-        raise UnsupportedModelError(f"{describe_model(config)} counts positions in its own way; {SEE_MODELS}")
+    if (reason := REFUSED.get(config.model_type)) is not None:
+        raise UnsupportedModelError(f"{describe_model(config)} {reason}; {SEE_MODELS}")
     if getattr(text, "recurrent_kv_cache_mode", None) == "last_loop":
         raise UnsupportedModelError(
             f"{describe_model(config)} has recurrent_kv_cache_mode last_loop, whose answers depend on how a prompt is "

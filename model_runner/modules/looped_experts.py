@@ -20,39 +20,44 @@ Run = Callable[[nn.Module, Tensor, Tensor, Tensor], Tensor]
 """A function of transformers for experts: module, hidden [T, hidden], chosen [T, k], weights [T, k] -> [T, hidden]."""
 
 
-def restore_common_form(model: PreTrainedModel) -> None:
-    """Change the experts of DBRX, JetMoe, LongCat-Flash and Step 3.7 in place, with the same weights."""
-    for module in list(model.modules()):
-        if (prepare := _PREPARATIONS.get(type(module).__name__)) is not None:
-            prepare(module)
-    name = experts_name(model.config.get_text_config())
-    run: Run | None = ALL_EXPERTS_FUNCTIONS.get(name) if name is not None else None
-    if run is None:
-        return
-    for module in list(model.modules()):
-        change = _CHANGES.get(type(module).__name__)
-        if change is not None:
+def in_common_form(
+    change: Callable[[Any], None], forward: Callable[..., Tensor]
+) -> Callable[[Any, PreTrainedModel], None]:
+    """A change of experts to transformers' common form, in which `forward` runs them by the model's function.
+
+    They stay as they are in models without such a function.
+
+    Args:
+        change: turns a module's weights into gate_up_proj [experts, 2 * intermediate, hidden] and down_proj.
+        forward: takes the model's function, the module, and what the module's own forward takes.
+    """
+
+    def restore(module: Any, model: PreTrainedModel) -> None:
+        name = experts_name(model.config.get_text_config())
+        function: Run | None = ALL_EXPERTS_FUNCTIONS.get(name) if name is not None else None
+        if function is not None:
             change(module)
-            own: Any = module
-            mark_as_common(own)
-            forward = _run_with_identities if type(module).__name__ == "LongcatFlashExperts" else _run
-            own.forward = partial(forward, run, own)
+            mark_as_common(module)
+            module.forward = partial(forward, function, module)
+
+    return restore
 
 
-def _run(run: Run, module: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+def run(function: Run, module: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    """Hidden [.., hidden] -> the same shape."""
     flat = hidden.reshape(-1, hidden.shape[-1])
-    return run(module, flat, chosen, weights).view_as(hidden)
+    return function(module, flat, chosen, weights).view_as(hidden)
 
 
-def _run_with_identities(run: Run, module: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+def run_with_identities(function: Run, module: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
     """LongCat-Flash: experts from `num_routed_experts` on return their input."""
     is_real = chosen < module.num_routed_experts
-    routed = run(module, hidden, chosen.where(is_real, 0), weights.where(is_real, 0.0))
+    routed = function(module, hidden, chosen.where(is_real, 0), weights.where(is_real, 0.0))
     returned: Tensor = routed + hidden * weights.masked_fill(is_real, 0.0).sum(-1, keepdim=True).to(hidden.dtype)
     return returned
 
 
-def _change_dbrx(module: Any) -> None:
+def change_dbrx(module: Any) -> None:
     """From w1 (gate), v1 (up) and w2 (down), each [experts * intermediate, hidden]."""
     stored = module.mlp
     shape = (module.num_experts, module.ffn_hidden_size, module.hidden_size)
@@ -63,7 +68,7 @@ def _change_dbrx(module: Any) -> None:
     module.down_proj = nn.Parameter(down.transpose(1, 2), requires_grad=False)
 
 
-def _change_longcat(module: Any) -> None:
+def change_longcat(module: Any) -> None:
     """Its gate_up also has rows for the experts that return their input."""
     routed = module.gate_up_proj.data[: module.num_routed_experts]
     module.gate_up_proj = nn.Parameter(routed, requires_grad=False)
@@ -89,24 +94,13 @@ def _run_jetmoe(module: Any, rows: Tensor, experts: Tensor) -> Tensor:
     return outputs
 
 
-def _prepare_router(module: Any) -> None:
+def prepare_router(module: Any, _: PreTrainedModel) -> None:
+    """JetMoe's router."""
     module.forward = partial(_route_jetmoe, module)
 
 
-def _prepare_experts(module: Any) -> None:
+def prepare_experts(module: Any, _: PreTrainedModel) -> None:
+    """JetMoe's experts, which its queries have, too: each is a linear layer."""
     module.of_expert = linears_of(module.weight)
     del module.weight
     module.forward = partial(_run_jetmoe, module)
-
-
-_PREPARATIONS: dict[str, Callable[[Any], None]] = {
-    "JetMoeParallelExperts": _prepare_experts,
-    "JetMoeTopKGating": _prepare_router,
-}
-"""Changes of JetMoe, whose queries have experts, too: each is a linear layer."""
-_CHANGES: dict[str, Callable[[Any], None]] = {
-    "DbrxExperts": _change_dbrx,
-    "LongcatFlashExperts": _change_longcat,
-    "Step3p7Experts": lambda _: None,
-}
-"""Changes that turn a module's weights into gate_up_proj [experts, 2 * intermediate, hidden] and down_proj."""

@@ -4,45 +4,42 @@ Both are methods of transformers' modules that are replaced on the instances. To
 picks one earlier token, in float32: ids below 2**24 stay exact.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from model_runner.modules.mixers import FindStates
+from model_runner.modules.step import CurrentStep
 from model_runner.modules.transformers_private import replace_ngram_shift, replace_short_convolution
 
 _EXACT = 1 << 24
 """Integers below this are exact in float32."""
 
 
-def hook_ngrams(model: nn.Module, find: FindStates) -> None:
-    """Have the n-gram embeddings and convolutions of a model read earlier tokens by the states that `find` returns.
-
-    While it returns None, they compute as before.
+def shift_tokens(embedding: Any, current: CurrentStep, _: nn.Module) -> None:
+    """Have an n-gram embedding take earlier tokens from the step's states.
 
     Raises:
         ValueError: if the vocabulary is too large.
     """
-    modules: list[Any] = list(model.modules())
-    for module in modules:
-        kind = type(module).__name__
-        if kind == "Qwen4ExpTextNGramEmbedding":
-            if module.unigram_vocab_size >= _EXACT:
-                raise ValueError(f"n-grams of {module.unigram_vocab_size:,} tokens are not supported")
-            replace_ngram_shift(module, partial(_Shifts, module, find))
-        elif kind == "Qwen4ExpTextPLELayer":
-            replace_short_convolution(module, partial(_convolution, find, _spread(module.conv1d)))
+    if embedding.unigram_vocab_size >= _EXACT:
+        raise ValueError(f"n-grams of {embedding.unigram_vocab_size:,} tokens are not supported")
+    shifts = _Shifts(embedding, current)
+    replace_ngram_shift(embedding, lambda own: current.choose(own, shifts))
+
+
+def convolve_tokens(layer: Any, current: CurrentStep, _: nn.Module) -> None:
+    """Have a layer's dilated convolution take earlier tokens from the step's states."""
+    weight = _spread(layer.conv1d)
+    replace_short_convolution(layer, lambda own: current.choose(own, partial(_convolve, current, weight)))
 
 
 class _Shifts:
     """The tokens so many places before each token, but the end token from where that is one or nothing comes before."""
 
-    def __init__(self, module: Any, find: FindStates, own: Callable[[Tensor, int], Tensor]) -> None:
-        self._own = own
-        self._find = find
+    def __init__(self, module: Any, current: CurrentStep) -> None:
+        self._current = current
         self._end: int = module.eos_token_id
         self._context: int = module.context_len
         self._picks = torch.eye(self._context + 1)[:-1].flip(0)
@@ -54,13 +51,10 @@ class _Shifts:
 
         It asks for all shifts, from 0 on.
         """
-        states = self._find()
-        if states is None:
-            return self._own(history, shift)
         if shift == 0:
             tokens = history[0, self._context :]
             rows = (tokens + 1).float().unsqueeze(1).expand(-1, self._context).contiguous()  # 0 is no token
-            before = states.convolve(rows, self._picks, None, None).to(tokens.dtype) - 1
+            before = self._current.states.convolve(rows, self._picks, None, None).to(tokens.dtype) - 1
             ended = ((before == self._end) | (before < 0)).cumsum(1) > 0
             self._shifted = list(before.masked_fill(ended, self._end).unbind(1))
             return history
@@ -75,12 +69,6 @@ def _spread(convolution: nn.Conv1d) -> Tensor:
     return spread
 
 
-def _convolution(find: FindStates, weight: Tensor, original: Callable[[Tensor, Any], Tensor]) -> Any:
-    def convolve(hidden_states: Tensor, cache: Any) -> Tensor:
-        """[1, T, channels] -> the same shape."""
-        states = find()
-        if states is None:
-            return original(hidden_states, cache)
-        return states.convolve(hidden_states[0], weight, None, "silu").unsqueeze(0)
-
-    return convolve
+def _convolve(current: CurrentStep, weight: Tensor, hidden_states: Tensor, _cache: Any) -> Tensor:
+    """[1, T, channels] -> the same shape."""
+    return current.states.convolve(hidden_states[0], weight, None, "silu").unsqueeze(0)

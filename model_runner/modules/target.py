@@ -13,9 +13,9 @@ from model_runner.attention.backend import AttentionBackend
 from model_runner.batch import Batch, IntArray, to_device
 from model_runner.features import Feature, FeatureTap
 from model_runner.modules.activations import ExactFunctions
-from model_runner.modules.attention import ModelCall, StepAttention
+from model_runner.modules.call import ModelCall
 from model_runner.modules.image_rows import StepImages
-from model_runner.modules.mixers import StepStates
+from model_runner.modules.step import StepAttention, StepStates
 from model_runner.recurrence.backend import RecurrenceBackend
 from model_runner.sampling.early_sampling import NO_EARLY_TOKENS, EarlySamplingPlan, EarlyTokens
 

@@ -22,9 +22,8 @@ from transformers import (
 from transformers.pytorch_utils import Conv1D
 
 from model_runner.modules.attention import ATTENTION_NAME
-from model_runner.modules.head_weights import separate_heads
-from model_runner.modules.looped_experts import restore_common_form
-from model_runner.modules.transformers_private import accept_attention, from_config
+from model_runner.modules.classes import ACCEPTANCES, change_modules
+from model_runner.modules.transformers_private import from_config
 from model_runner.refusal import SEE_MODELS, UnsupportedModelError, describe_model, few
 
 logger = logging.getLogger("samewise.runner")
@@ -62,7 +61,8 @@ def class_config(config: PretrainedConfig) -> PretrainedConfig:
 
 def make_model(config: PretrainedConfig) -> Any:
     """An uninitialised model on torch's current device, in evaluation mode, for a configuration of `class_config`."""
-    accept_attention(config.model_type, ATTENTION_NAME)
+    if (accept := ACCEPTANCES.get(config.model_type)) is not None:
+        accept(ATTENTION_NAME)
     with without_missing_towers():
         model = from_config(
             model_class(config), config, attn_implementation=ATTENTION, experts_implementation="batched_mm"
@@ -105,10 +105,9 @@ _MISSING = re.compile(r"missing \d+ required positional arguments?: (.*)")
 
 
 def adapt(model: PreTrainedModel) -> None:
-    """Change what does not work here: Conv1D, weights of several heads, experts in loops, and a search for padding."""
+    """Change what does not work here: Conv1D, modules of some classes, and a search for padding."""
     make_linear(model)
-    separate_heads(model)
-    restore_common_form(model)
+    change_modules(model)
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
             module.warn_if_padding_and_no_attention_mask = _search_nothing  # type: ignore[method-assign]
@@ -119,7 +118,7 @@ def _search_nothing(input_ids: Tensor, attention_mask: Tensor | None) -> None:
 
 
 def make_linear(model: nn.Module) -> None:
-    """Replace every Conv1D of GPT-2, whose weight is [in, out], and Falcon's linear layers by equal plain ones."""
+    """Replace every Conv1D of GPT-2, whose weight is [in, out], by an equal linear layer."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, Conv1D):
@@ -127,8 +126,6 @@ def make_linear(model: nn.Module) -> None:
                 linear.weight = nn.Parameter(child.weight.data.t().contiguous(), requires_grad=False)
                 linear.bias = child.bias
                 setattr(parent, name, linear)
-            elif type(child).__name__ == "FalconLinear":
-                child.__class__ = nn.Linear
 
 
 def text_only(own: Any, unused: Collection[str]) -> Any:

@@ -66,21 +66,23 @@ def replace_short_convolution(layer: Any, replace: Replace) -> None:
     layer._short_conv = replace(MethodType(type(layer)._short_conv, layer))
 
 
-def accept_attention(model_type: str, name: str) -> None:
-    """Let Falcon and GPT-Neo, which choose the class of their attention by its name, take their plain ones for `name`.
+def accept_falcon(name: str) -> None:
+    """Let Falcon, which chooses the class of its attention by its name, take its plain one for `name`."""
+    from transformers.models.falcon import modeling_falcon  # noqa: PLC0415 - only where needed
 
-    Llama 4 reads `image_outputs` from its text model's output, which has none in transformers 5.24.
-    """
-    if model_type == "llama4":
-        from transformers.modeling_outputs import MoeCausalLMOutputWithPast  # noqa: PLC0415 - only where needed
+    modeling_falcon.FALCON_ATTENTION_CLASSES[name] = modeling_falcon.FalconAttention
 
-        output: Any = MoeCausalLMOutputWithPast
-        output.image_outputs = None
-    if model_type == "falcon":
-        from transformers.models.falcon import modeling_falcon  # noqa: PLC0415 - only where needed
 
-        modeling_falcon.FALCON_ATTENTION_CLASSES[name] = modeling_falcon.FalconAttention
-    if model_type == "gpt_neo":
-        from transformers.models.gpt_neo import modeling_gpt_neo  # noqa: PLC0415 - only where needed
+def accept_gpt_neo(name: str) -> None:
+    """As `accept_falcon`, for GPT-Neo."""
+    from transformers.models.gpt_neo import modeling_gpt_neo  # noqa: PLC0415 - only where needed
 
-        modeling_gpt_neo.GPT_NEO_ATTENTION_CLASSES[name] = modeling_gpt_neo.GPTNeoSelfAttention
+    modeling_gpt_neo.GPT_NEO_ATTENTION_CLASSES[name] = modeling_gpt_neo.GPTNeoSelfAttention
+
+
+def accept_llama4(_: str) -> None:
+    """Llama 4 reads `image_outputs` from its text model's output, which has none in transformers 5.24."""
+    from transformers.modeling_outputs import MoeCausalLMOutputWithPast  # noqa: PLC0415 - only where needed
+
+    output: Any = MoeCausalLMOutputWithPast
+    output.image_outputs = None

@@ -65,13 +65,13 @@ class _Embedding(nn.Module):
 
     def __init__(self, embedding: nn.Embedding) -> None:
         super().__init__()
-        self.register_buffer("_weight", embedding.weight.detach(), persistent=False)
+        self.register_buffer("stored", embedding.weight.detach(), persistent=False)
         embedding.weight = nn.Parameter(torch.empty(0), requires_grad=False)
         embedding.padding_idx = None  # it would be checked against the rows, and only affects gradients
         self._embedding = embedding
 
     def forward(self, ids: Tensor) -> Tensor:
-        rows: Tensor = self._weight[ids.flatten()].float()  # type: ignore[index]
+        rows: Tensor = self.stored[ids.flatten()].float()  # type: ignore[index]
         taken: Tensor = functional_call(self._embedding, {"weight": rows}, torch.arange(len(rows), device=ids.device))
         return taken.view(*ids.shape, -1)
 

@@ -14,10 +14,10 @@ from bench.tiny_models import VOCAB_SIZE, auto_class, tiny_config, write_tiny_mo
 from model_runner.attention.backend import AttentionBackend, AttentionOptions
 from model_runner.batch import Batch, StateTables
 from model_runner.kv_cache import KVCache
-from model_runner.modules.attention import ModelCall
+from model_runner.modules.call import ModelCall
+from model_runner.modules.classes import HOOKS, MIXERS
 from model_runner.modules.experts import EXPERTS_NAME, register_experts
 from model_runner.modules.loading import inspect_model, load_config, load_model
-from model_runner.modules.mixers import MIXERS, hook_mixers
 from model_runner.modules.packing import prepare
 from model_runner.modules.target import HFTargetModel
 from model_runner.recurrence.backend import ConvShape, RecurrentShape, ScanShape, StateCache
@@ -164,7 +164,7 @@ def test_a_hooked_mixer_computes_as_before_outside_of_the_engine() -> None:
     tokens = torch.tensor([prompts()[0]])
     with torch.no_grad():
         before = model(tokens, use_cache=False).logits
-        assert hook_mixers(model, lambda: None) == 3
+        ModelCall(model)
         assert torch.equal(model(tokens, use_cache=False).logits, before)
 
 
@@ -184,6 +184,6 @@ def test_a_mixer_that_calls_other_functions_is_refused(monkeypatch: pytest.Monke
         def forward(self, x: Tensor) -> Tensor:
             return x
 
-    monkeypatch.setitem(MIXERS, "Changed", ("causal_conv1d_fn",))
+    monkeypatch.setitem(HOOKS, "Changed", MIXERS["Lfm2ShortConv"])
     with pytest.raises(ValueError, match="Changed does not call causal_conv1d_fn; this version of transformers"):
-        hook_mixers(nn.ModuleList([Changed()]), lambda: None)
+        ModelCall(nn.ModuleList([Changed()]))

@@ -12,7 +12,7 @@ from bench.tiny_models import write_tiny_model
 from model_runner.batch import Batch
 from model_runner.config import RunnerConfig
 from model_runner.mixing_probe import ProbedCache, mixes_tokens
-from model_runner.modules import attention as hf_attention
+from model_runner.modules import call
 from model_runner.platforms.cpu import CpuPlatform
 from model_runner.refusal import UnsupportedModelError
 from model_runner.runner import ModelRunner
@@ -32,7 +32,7 @@ def test_models_with_mixers_that_are_not_hooked_are_refused(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_tiny_model(family, tmp_path)
-    monkeypatch.setattr(hf_attention, "hook_mixers", lambda model, find: 0)
+    monkeypatch.setattr(call, "hook_modules", lambda model, current: None)
     with pytest.raises(
         UnsupportedModelError, match=r"other logits in chunks next to another request .*model-types\.md"
     ):

@@ -10,7 +10,7 @@ from model_runner.attention.backend import AttentionOptions
 from model_runner.batch import Batch
 from model_runner.cuda.layer import CudaDecoderLayer
 from model_runner.kv_cache import KVCache, KVShape
-from model_runner.modules.attention import StepAttention
+from model_runner.modules.step import StepAttention
 from model_runner.spec.layer_spec import LayerSpec
 from tests.model_runner.batches import Chunk, make_batch
 from tests.model_runner.oracles.attention import ReferenceAttention, ReferenceMetadata
