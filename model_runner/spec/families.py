@@ -10,10 +10,10 @@ and a linear head. `ModelFamily` names possible factors.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 from operator import attrgetter
-from typing import Literal
+from typing import Any, Literal
 
 from model_runner.spec.layer_family import (
     ClampedGate,
@@ -308,11 +308,57 @@ _LFM2_MODEL = ModelFamily(norm="embedding_norm", norm_eps=attrgetter("norm_eps")
 
 
 @dataclass(frozen=True, slots=True)
+class ConfigFile:
+    """What transformers makes of a family's config.json beyond what the file says."""
+
+    divides_hidden: bool = False
+    """Whether an absent head size is the hidden size divided by the heads."""
+    window_needs_flag: bool = False
+    """Whether `sliding_window` counts only with `use_sliding_window`. Other families do not have this flag."""
+    window_period: int | None = None
+    """How often a layer without a window comes, in older files that do not list the layers."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Values of entries that published files lack."""
+    other_names: Mapping[str, str] = field(default_factory=dict)
+    """Names of entries in files, which take precedence, with transformers' names of them."""
+    layer_letters: Mapping[str, str] = field(default_factory=dict)
+    """Kinds of layers by the letters of `hybrid_override_pattern`, which older files have instead of a list."""
+    rope_names: Mapping[str, str] = field(default_factory=dict)
+    """Older names of rotary scaling."""
+    refused: tuple[str, ...] = ()
+    """Entries with which transformers refuses the family."""
+
+
+_DIVIDED = ConfigFile(divides_hidden=True)
+_TIED = {"tie_word_embeddings": True}
+_ANY_STEP = {"time_step_limit": (0.0, inf)}
+_FALCON_FACTORS = {
+    **dict.fromkeys(("embedding_multiplier", "key_multiplier", "lm_head_multiplier"), 1.0),
+    **dict.fromkeys(("attention_in_multiplier", "attention_out_multiplier"), 1.0),
+    **dict.fromkeys(("ssm_in_multiplier", "ssm_out_multiplier"), 1.0),
+    **{"mlp_multipliers": [1.0] * 2, "ssm_multipliers": [1.0] * 5},
+}
+_LFM2_FILE = replace(_DIVIDED, defaults=_TIED, other_names={"tie_embedding": "tie_word_embeddings"})
+_NEMOTRON_H_FILE = ConfigFile(
+    defaults={"mamba_hidden_act": "silu"},
+    other_names={
+        "layers_block_type": "layer_types",
+        "mamba_d_conv": "conv_kernel",
+        "mamba_dt_min": "time_step_min",
+        "mamba_n_groups": "n_groups",
+    },
+    layer_letters={"M": "linear_attention", "E": "moe", "*": "full_attention", "-": "mlp"},
+)
+_FLAGGED = ConfigFile(window_needs_flag=True)
+
+
+@dataclass(frozen=True, slots=True)
 class Family:
     """How the models of one `model_type` are read."""
 
     layer: LayerFamily = _LLAMA_LAYER
     model: ModelFamily = ModelFamily()
+    file: ConfigFile = ConfigFile()
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -328,16 +374,23 @@ FAMILIES: Mapping[str, Family] = {
             norm="final_layernorm",
             logits_scale=attrgetter("lm_head_multiplier"),
         ),
+        file=replace(_DIVIDED, defaults={**_ANY_STEP, "mamba_norm_before_gate": True, **_FALCON_FACTORS}),
     ),
-    "gemma": Family(LayerFamily(norm_adds_one=True), _GEMMA_MODEL),
-    "gemma2": Family(_GEMMA2_LAYER, _CAPPED_GEMMA_MODEL),
+    "gemma": Family(LayerFamily(norm_adds_one=True), _GEMMA_MODEL, file=ConfigFile(defaults=_TIED)),
+    "gemma2": Family(_GEMMA2_LAYER, _CAPPED_GEMMA_MODEL, file=ConfigFile(window_period=2, defaults=_TIED)),
     "gemma3": Family(_GEMMA3_LAYER, replace(_GEMMA_MODEL, rotary_by_kind=True)),  # never a soft cap on logits
-    "gemma3_text": Family(_GEMMA3_LAYER, replace(_CAPPED_GEMMA_MODEL, rotary_by_kind=True)),
-    "gpt_oss": Family(_GPT_OSS_LAYER),
-    "granite": Family(_GRANITE_LAYER, _GRANITE_MODEL),
-    "granitemoe": Family(_GRANITE_MOE_LAYER, _GRANITE_MODEL),
-    "granitemoehybrid": Family(_GRANITE_HYBRID_LAYER, _GRANITE_MODEL),
-    "granitemoeshared": Family(_GRANITE_MOE_LAYER, _GRANITE_MODEL),
+    "gemma3_text": Family(
+        _GEMMA3_LAYER,
+        replace(_CAPPED_GEMMA_MODEL, rotary_by_kind=True),
+        file=ConfigFile(
+            window_period=6, defaults={**_TIED, "final_logit_softcapping": None, "use_bidirectional_attention": False}
+        ),
+    ),
+    "gpt_oss": Family(_GPT_OSS_LAYER, file=ConfigFile(defaults={"swiglu_alpha": 1.702})),
+    "granite": Family(_GRANITE_LAYER, _GRANITE_MODEL, file=_DIVIDED),
+    "granitemoe": Family(_GRANITE_MOE_LAYER, _GRANITE_MODEL, file=_DIVIDED),
+    "granitemoehybrid": Family(_GRANITE_HYBRID_LAYER, _GRANITE_MODEL, file=replace(_DIVIDED, defaults=_ANY_STEP)),
+    "granitemoeshared": Family(_GRANITE_MOE_LAYER, _GRANITE_MODEL, file=_DIVIDED),
     "hyperclovax": Family(
         replace(
             _GRANITE_LAYER,
@@ -347,30 +400,35 @@ FAMILIES: Mapping[str, Family] = {
         ModelFamily(embedding_scale=_embedding_multiplier, logits_scale=attrgetter("logits_scaling")),
     ),
     "internlm3": Family(),
-    "iquestcoder": Family(),
-    "lfm2": Family(_LFM2_LAYER, _LFM2_MODEL),
-    "lfm2_moe": Family(_LFM2_MOE_LAYER, _LFM2_MODEL),
-    "llama": Family(),
+    "iquestcoder": Family(file=ConfigFile(refused=("clip_qkv", "use_sliding_window"))),
+    "lfm2": Family(_LFM2_LAYER, _LFM2_MODEL, file=_LFM2_FILE),
+    "lfm2_moe": Family(_LFM2_MOE_LAYER, _LFM2_MODEL, file=_LFM2_FILE),
+    "llama": Family(file=_DIVIDED),
     "mellum": Family(
         LayerFamily(norms=_HEAD_NORMS, window=_layer_window, mixture=_QWEN3_MIXTURE),
         ModelFamily(rotary_by_kind=True, rotates_partially=True),
     ),
     "ministral": Family(LayerFamily(window=_layer_window)),
-    "mistral": Family(LayerFamily(window=_model_window)),
-    "mixtral": Family(_MIXTRAL_LAYER),
+    "mistral": Family(LayerFamily(window=_model_window), file=_DIVIDED),
+    "mixtral": Family(_MIXTRAL_LAYER, file=replace(_DIVIDED, defaults={"sliding_window": None})),
     "nemotron_h": Family(
         _NEMOTRON_H_LAYER,
         ModelFamily(embedding="embeddings", norm="norm_f", norm_eps=attrgetter("layer_norm_epsilon"), has_rotary=False),
+        file=_NEMOTRON_H_FILE,
     ),
-    "olmo_hybrid": Family(_OLMO_HYBRID_LAYER),
-    "phi3": Family(_PHI3_LAYER, _PARTIAL_MODEL),
+    "olmo_hybrid": Family(_OLMO_HYBRID_LAYER, file=_DIVIDED),
+    "phi3": Family(
+        _PHI3_LAYER, _PARTIAL_MODEL, file=replace(_DIVIDED, rope_names={"su": "longrope", "yarn": "longrope"})
+    ),
     "phi4_multimodal": Family(
         _PHI3_LAYER, ModelFamily(rotates_partially=True, ignored=("model.embed_tokens_extend.",))
     ),
-    "qwen2": Family(LayerFamily(window=_layer_window)),
-    "qwen2_moe": Family(LayerFamily(window=_layer_window, mixture=_QWEN2_MIXTURE)),
-    "qwen3": Family(LayerFamily(norms=_HEAD_NORMS, window=_layer_window)),
-    "qwen3_moe": Family(LayerFamily(norms=_HEAD_NORMS, window=_model_window, mixture=_QWEN3_MIXTURE)),
+    "qwen2": Family(LayerFamily(window=_layer_window), file=replace(_DIVIDED, window_needs_flag=True)),
+    "qwen2_moe": Family(
+        LayerFamily(window=_layer_window, mixture=_QWEN2_MIXTURE), file=replace(_DIVIDED, window_needs_flag=True)
+    ),
+    "qwen3": Family(LayerFamily(norms=_HEAD_NORMS, window=_layer_window), file=_FLAGGED),
+    "qwen3_moe": Family(LayerFamily(norms=_HEAD_NORMS, window=_model_window, mixture=_QWEN3_MIXTURE), file=_FLAGGED),
     "qwen3_5_text": Family(_QWEN35_LAYER, _QWEN35_MODEL),
     "qwen3_5_moe_text": Family(_QWEN35_MOE_LAYER, _QWEN35_MODEL),
     "qwen3_next": Family(_QWEN3_NEXT_LAYER, _QWEN35_MODEL),
@@ -379,7 +437,8 @@ FAMILIES: Mapping[str, Family] = {
         LayerFamily(
             window=lambda config, layer: _layer_window(config, layer) if config.use_sliding_window else None,
             uses_rotary=lambda config, layer: bool(config.no_rope_layers[layer]),
-        )
+        ),
+        file=replace(_DIVIDED, window_needs_flag=True),
     ),
     "solar_open": Family(LayerFamily(mixture=_DEEPSEEK3_MIXTURE), _PARTIAL_MODEL),
     "vaultgemma": Family(replace(_GEMMA2_LAYER, norms=NormNames(mlp="pre_feedforward_layernorm")), _CAPPED_GEMMA_MODEL),

@@ -6,76 +6,14 @@ MissingEntryError, and then transformers reads the file.
 """
 
 from collections.abc import Mapping
-from math import inf
 from pathlib import Path
 from typing import Any
 
 from model_runner.json_files import read_object
 from model_runner.refusal import other_task
-from model_runner.spec.families import FAMILIES, Family
+from model_runner.spec.families import FAMILIES, ConfigFile, Family
 
 _NONE_IF_ABSENT = frozenset({"architectures", "num_nextn_predict_layers", "quantization_config"})
-_DERIVES_HEAD_DIM = frozenset(
-    {
-        "falcon_h1",
-        "granite",
-        "granitemoe",
-        "granitemoehybrid",
-        "granitemoeshared",
-        "lfm2",
-        "lfm2_moe",
-        "llama",
-        "mistral",
-        "mixtral",
-        "olmo_hybrid",
-        "phi3",
-        "qwen2",
-        "qwen2_moe",
-        "smollm3",
-    }
-)
-"""Model types for which transformers divides the hidden size by the heads if the head size is absent."""
-_LAYERS_OF_LETTERS = {"M": "linear_attention", "E": "moe", "*": "full_attention", "-": "mlp"}
-_TIED = {"tie_word_embeddings": True}
-_ANY_STEP = {"time_step_limit": (0.0, inf)}
-_FALCON_FACTORS = {
-    **dict.fromkeys(("embedding_multiplier", "key_multiplier", "lm_head_multiplier"), 1.0),
-    **dict.fromkeys(("attention_in_multiplier", "attention_out_multiplier"), 1.0),
-    **dict.fromkeys(("ssm_in_multiplier", "ssm_out_multiplier"), 1.0),
-    **{"mlp_multipliers": [1.0] * 2, "ssm_multipliers": [1.0] * 5},
-}
-_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "falcon_h1": {**_ANY_STEP, "mamba_norm_before_gate": True, **_FALCON_FACTORS},
-    "gemma": _TIED,
-    "gemma2": _TIED,
-    "gemma3_text": {**_TIED, "final_logit_softcapping": None, "use_bidirectional_attention": False},
-    "gpt_oss": {"swiglu_alpha": 1.702},
-    "granitemoehybrid": _ANY_STEP,
-    "lfm2": _TIED,
-    "lfm2_moe": _TIED,
-    "mixtral": {"sliding_window": None},
-    "nemotron_h": {"mamba_hidden_act": "silu"},
-}
-"""Transformers' values for entries that published files lack, by model type."""
-_OTHER_NAMES: Mapping[str, Mapping[str, str]] = {
-    "lfm2": {"tie_embedding": "tie_word_embeddings"},
-    "lfm2_moe": {"tie_embedding": "tie_word_embeddings"},
-    "nemotron_h": {
-        "layers_block_type": "layer_types",
-        "mamba_d_conv": "conv_kernel",
-        "mamba_dt_min": "time_step_min",
-        "mamba_n_groups": "n_groups",
-    },
-}
-"""Names of entries in files, which take precedence, and the names that transformers' configurations have for them."""
-
-
-_WINDOW_PERIODS = {"gemma2": 2, "gemma3_text": 6}
-"""How often a layer without a window comes, for model types whose older files do not list the layers."""
-_NEED_FLAG = frozenset({"qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3"})
-"""Model types whose `sliding_window` counts only with `use_sliding_window`. Others do not have this flag."""
-_REFUSED = {"iquestcoder": ("clip_qkv", "use_sliding_window")}
-"""Entries with which transformers refuses a model type."""
 
 
 class MissingEntryError(Exception):
@@ -120,46 +58,46 @@ def read_known_config(folder: Path) -> KnownConfig | None:
     family = FAMILIES.get(str(entries.get("model_type")))
     if family is None or "text_config" in entries or (folder / "hf_quant_config.json").exists():
         return None
-    if any(entries.get(name) for name in _REFUSED.get(entries["model_type"], ())):
+    if any(entries.get(name) for name in family.file.refused):
         return None
     return _read_text(entries, family, folder)
 
 
 def _read_text(entries: Mapping[str, Any], family: Family, folder: Path) -> KnownConfig | None:
     """The configuration of a language model; None if transformers has to read it."""
-    entries = _with_usual_names(entries)
-    rope = _rope_by_kind(entries) if family.model.rotary_by_kind else _rope_parameters(entries)
+    entries = _with_usual_names(entries, family.file)
+    make_rope = _rope_by_kind if family.model.rotary_by_kind else _rope_parameters
+    rope = make_rope(entries, family.file)
     if (rope is None and family.model.has_rotary) or entries.get("mamba_d_head") == "auto":
         return None
     own: dict[str, Any] = {"rope_parameters": rope or {}}
     hidden, heads = entries.get("hidden_size"), entries.get("num_attention_heads")
-    if entries.get("head_dim") is None and entries.get("model_type") in _DERIVES_HEAD_DIM and hidden and heads:
+    if entries.get("head_dim") is None and family.file.divides_hidden and hidden and heads:
         own["head_dim"] = hidden // heads
-    if entries.get("model_type") in _NEED_FLAG and not entries.get("use_sliding_window"):
+    if family.file.window_needs_flag and not entries.get("use_sliding_window"):
         own["sliding_window"] = None
     if family.layer.recurrent is None and {**entries, **own}.get("sliding_window", 0) is None:
         own["layer_types"] = entries.get("layer_types") or ["full_attention"] * entries.get("num_hidden_layers", 0)
     return KnownConfig({**entries, **own}, folder)
 
 
-def _with_usual_names(entries: Mapping[str, Any]) -> dict[str, Any]:
+def _with_usual_names(entries: Mapping[str, Any], file: ConfigFile) -> dict[str, Any]:
     """The entries by transformers' names, with its defaults for those that files lack."""
-    model_type = str(entries.get("model_type"))
-    names = _OTHER_NAMES.get(model_type, {})
-    usual = {**_DEFAULTS.get(model_type, {}), **{name: entries[name] for name in entries if name not in names}}
+    names = file.other_names
+    usual = {**file.defaults, **{name: entries[name] for name in entries if name not in names}}
     usual |= {names[name]: entries[name] for name in entries if name in names}
     if usual.get("layer_types", ()) is None:  # then transformers computes them
         del usual["layer_types"]
     num_layers = usual.get("num_hidden_layers")
-    if model_type in _WINDOW_PERIODS and num_layers and not usual.get("layer_types"):
-        period = usual.get("sliding_window_pattern", _WINDOW_PERIODS[model_type])
+    if file.window_period is not None and num_layers and not usual.get("layer_types"):
+        period = usual.get("sliding_window_pattern", file.window_period)
         usual["layer_types"] = [
             "sliding_attention" if number % period else "full_attention" for number in range(1, num_layers + 1)
         ]
-    if model_type == "nemotron_h":
+    if file.layer_letters:
         pattern, layers = entries.get("hybrid_override_pattern", ""), usual.pop("layer_types", None)
-        if layers is None and set(pattern) <= _LAYERS_OF_LETTERS.keys():
-            layers = [_LAYERS_OF_LETTERS[letter] for letter in pattern]
+        if layers is None and set(pattern) <= file.layer_letters.keys():
+            layers = [file.layer_letters[letter] for letter in pattern]
         usual |= {"layer_types": layers, "num_hidden_layers": len(layers)} if layers else {}
     return usual
 
@@ -169,22 +107,21 @@ def _read_number(entries: dict[str, Any]) -> Any:
     return float(entries["__float__"]) if entries.keys() == {"__float__"} else entries
 
 
-def _rope_by_kind(entries: Mapping[str, Any]) -> dict[str, Any] | None:
+def _rope_by_kind(entries: Mapping[str, Any], file: ConfigFile) -> dict[str, Any] | None:
     """Rotary parameters by kinds of layers; None if an entry is missing. Gemma 3's older files have two bases."""
     rope: dict[str, Any] | None = entries.get("rope_parameters")
-    if rope is not None or "rope_local_base_freq" not in entries or (full := _rope_parameters(entries)) is None:
+    if rope is not None or "rope_local_base_freq" not in entries or (full := _rope_parameters(entries, file)) is None:
         return rope
     local = {"rope_type": "default", "rope_theta": entries["rope_local_base_freq"]}
     return {"full_attention": full, "sliding_attention": local}
 
 
-def _rope_parameters(entries: Mapping[str, Any]) -> dict[str, Any] | None:
+def _rope_parameters(entries: Mapping[str, Any], file: ConfigFile) -> dict[str, Any] | None:
     """Rotary parameters in the form of transformers 5; None if an entry is missing."""
     rope = dict(entries.get("rope_parameters") or entries.get("rope_scaling") or {})
     old_type = rope.pop("type", None)
-    rope["rope_type"] = rope.get("rope_type") or old_type or "default"
-    if entries.get("model_type") == "phi3" and rope["rope_type"] in ("su", "yarn"):  # older names
-        rope["rope_type"] = "longrope"
+    name = rope.get("rope_type") or old_type or "default"
+    rope["rope_type"] = file.rope_names.get(name, name) if isinstance(name, str) else name
     needed, optional = {"rope_theta"}, {"partial_rotary_factor"}
     if rope["rope_type"] in ("llama3", "yarn"):
         needed |= {"factor", "original_max_position_embeddings"}
