@@ -5,6 +5,7 @@ families' layers drop it; their modules have it from the model's `CurrentStep`. 
 families that do not use the interface.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +81,15 @@ def _chunk_of(module: Any) -> int | None:
     return size
 
 
+def _check_kind(module: nn.Module, extra: Mapping[str, Any], *, needs_more: bool) -> None:
+    """Raise ValueError for a kind of attention that is not supported."""
+    unknown = sorted(name for name, argument in extra.items() if argument is not None and name not in _HARMLESS)
+    if unknown or needs_more:
+        raise ValueError(f"the model's attention needs {', '.join(unknown) or 'a mask or dropout'}: not supported")
+    if extra.get("is_causal") is False or getattr(module, "is_causal", True) is False:
+        raise ValueError("the model's attention is not causal, so it cannot generate token by token")
+
+
 def paged_attention(  # noqa: PLR0913, PLR0917 - the signature is transformers'
     module: nn.Module,
     query: Tensor,
@@ -121,23 +131,12 @@ def paged_attention(  # noqa: PLR0913, PLR0917 - the signature is transformers'
     Raises:
         ValueError: if the model uses a kind of attention that is not supported.
     """
-    unknown = sorted(name for name, argument in extra.items() if argument is not None and name not in _HARMLESS)
-    if unknown or isinstance(attention_mask, Tensor) or dropout:
-        raise ValueError(f"the model's attention needs {', '.join(unknown) or 'a mask or dropout'}: not supported")
-    if extra.get("is_causal") is False or getattr(module, "is_causal", True) is False:
-        raise ValueError("the model's attention is not causal, so it cannot generate token by token")
+    _check_kind(module, extra, needs_more=isinstance(attention_mask, Tensor) or dropout > 0)
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     selections = indices, block_indices, getattr(attention_mask, "selection", None)
     selection = next((one for one in selections if one is not None), None)
-    options = AttentionOptions(
-        scale,
-        sliding_window,
-        softcap,
-        _chunk_of(module),
-        s_aux,
-        selection,
-        sees_spans=getattr(module, "sees_spans", False),
-    )
+    sees = getattr(module, "sees_spans", False)
+    options = AttentionOptions(scale, sliding_window, softcap, _chunk_of(module), s_aux, selection, sees_spans=sees)
     step = attention or step_of(module).attention
     queries = query[0].transpose(0, 1)
     if (query_scale := getattr(module, "query_scale", None)) is not None:

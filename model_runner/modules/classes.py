@@ -41,7 +41,7 @@ ACCEPTANCES: dict[str, Callable[[str], None]] = {
     "gpt_neo": accept_gpt_neo,
     "llama4": accept_llama4,
 }
-"""What a type needs before its model is built with the attention of a name."""
+"""Preparations by type, before a model is built with the attention of a name."""
 
 
 def _as_plain_linear(module: Any, _: PreTrainedModel) -> None:

@@ -123,7 +123,7 @@ def _plan(packer: NativePacker, spec: ModelSpec, listing: Listing) -> FilePlan |
             ("scales", "F32", linear.outputs, torch.float32.itemsize),
         ):
             place = [end, end := end + count * size]
-            tensors[f"{len(linears)}.{part}"] = {"dtype": dtype, "shape": [count], "data_offsets": place}
+            tensors[f"{'+'.join(linear.paths)}.{part}"] = {"dtype": dtype, "shape": [count], "data_offsets": place}
         linears.append((kind, linear))
     if end < SMALLEST:
         return None

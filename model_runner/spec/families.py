@@ -309,7 +309,7 @@ _LFM2_MODEL = ModelFamily(norm="embedding_norm", norm_eps=attrgetter("norm_eps")
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """What transformers makes of a family's config.json beyond what the file says."""
+    """Entries of a family's config.json that transformers adds, renames or refuses."""
 
     divides_hidden: bool = False
     """Whether an absent head size is the hidden size divided by the heads."""

@@ -119,6 +119,11 @@ class Linear:
     matrices: Sequence[Matrix]
     """Their outputs follow one another; all have the same inputs."""
     bias: Tensor | None = None  # [outputs]
+    paths: Sequence[str] = ()
+    """For each matrix the path of the module in transformers' model that has its outputs, if the model is read as data.
+
+    A DerivedMatrix says which of the module's outputs they are, in which order and with which factors.
+    """
 
     @property
     def outputs(self) -> int:
@@ -188,17 +193,20 @@ def scaled(linear: Linear, factors: Tensor, of_inputs: float = 1.0) -> Linear:
         return linear
     parts = torch.split(factors, [matrix.shape[0] for matrix in linear.matrices])
     matrices = [DerivedMatrix(one, factors=part * of_inputs) for one, part in zip(linear.matrices, parts, strict=True)]
-    return Linear(matrices, None if linear.bias is None else linear.bias.float() * factors)
+    return Linear(matrices, None if linear.bias is None else linear.bias.float() * factors, linear.paths)
 
 
 def in_order(linear: Linear, order: Tensor) -> Linear:
     """The outputs at indices `order` [outputs] of a linear layer of one matrix, in this order."""
     (matrix,) = linear.matrices
-    return Linear([DerivedMatrix(matrix, order.int())], None if linear.bias is None else linear.bias[order])
+    bias = None if linear.bias is None else linear.bias[order]
+    return Linear([DerivedMatrix(matrix, order.int())], bias, linear.paths)
 
 
 def joined(linears: Sequence[Linear]) -> Linear:
     """The outputs of linear layers, one after the other. Where some have no bias, it is zero."""
     biases = [torch.zeros(one.outputs) if one.bias is None else one.bias for one in linears]
     has_bias = any(one.bias is not None for one in linears)
-    return Linear([matrix for one in linears for matrix in one.matrices], torch.cat(biases) if has_bias else None)
+    matrices = [matrix for one in linears for matrix in one.matrices]
+    paths = [path for one in linears for path in one.paths]
+    return Linear(matrices, torch.cat(biases) if has_bias else None, paths)

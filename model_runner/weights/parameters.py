@@ -84,6 +84,7 @@ class Parameters:
         """The linear layers at these paths as one, of this shape; None: any even number of outputs."""
         matrices: list[Matrix] = []
         biases: list[Tensor] = []
+        of_each: list[str] = []
         for path in paths:
             stored = self._find(f"{path}.weight")
             if stored is None:
@@ -92,9 +93,10 @@ class Parameters:
             self.used.add(stored)
             own = self.checkpoint.matrices(stored)[0]
             matrices += own
+            of_each += [self.prefix + path] * len(own)
             if (bias := self.tensor(f"{path}.bias")) is not None:
                 biases.append(bias)
-        linear = Linear(matrices, torch.cat(biases) if biases else None)
+        linear = Linear(matrices, torch.cat(biases) if biases else None, of_each)
         name = self.prefix + " and ".join(paths)
         self._check(name, linear, outputs, inputs)
         if linear.bias is not None and len(linear.bias) != linear.outputs:
@@ -135,7 +137,10 @@ class Parameters:
         if len(experts) != count:
             self.mismatched.append(f"{stored} has {len(experts)} experts instead of {count}")
         biases = self.tensor(f"{name}_bias", len(experts), sum(matrix.shape[0] for matrix in experts[0]))
-        return [Linear(matrices, None if biases is None else biases[i]) for i, matrices in enumerate(experts)]
+        return [
+            Linear(matrices, None if biases is None else biases[i], [f"{self.prefix}{name}.{i}"] * len(matrices))
+            for i, matrices in enumerate(experts)
+        ]
 
     def _find(self, name: str) -> str | None:
         """The checkpoint's name of a weight."""

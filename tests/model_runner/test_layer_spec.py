@@ -13,6 +13,7 @@ from model_runner.spec.layer_spec import LayerSpec
 from model_runner.spec.model_spec import read_model_spec
 from model_runner.weights.checkpoint import TensorCheckpoint
 from model_runner.weights.interleaved_experts import deinterleave_experts
+from model_runner.weights.matrix import DerivedMatrix
 from tests.model_runner.decoder_models import CASES, HYBRIDS, layer_runs, tiny_model
 from tests.model_runner.decoder_oracle import run_form, with_up_first
 
@@ -38,6 +39,28 @@ def test_the_form_computes_what_the_layer_does(case: str) -> None:
     assert len(runs) == len(specs) == 4
     for spec, run in zip(specs, runs, strict=True):
         torch.testing.assert_close(run.answer, run_form(spec, run.hidden, run.cos_sin).float(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", [*CASES, *HYBRIDS])
+def test_outputs_of_merged_linears_are_found_by_the_paths_of_their_modules(case: str) -> None:
+    model = tiny_model(case)
+    specs = forms_of(model)
+    assert specs is not None
+    found = set()
+    for spec in specs:
+        for linear in (spec.mixer_input, spec.mixer_output, spec.parallel_output, spec.gate_up, spec.down):
+            for path, matrix in zip(linear.paths, linear.matrices, strict=True) if linear is not None else ():
+                derived = matrix if isinstance(matrix, DerivedMatrix) else DerivedMatrix(matrix)
+                stored = derived.stored if isinstance(derived.stored, DerivedMatrix) else DerivedMatrix(derived.stored)
+                weight = model.get_submodule(path).weight
+                for step in (stored, derived):
+                    weight = weight if step.order is None else weight[step.order.long()]
+                    weight = weight if step.factors is None else weight * step.factors[:, None]
+                torch.testing.assert_close(matrix.read(), weight.detach())
+                found.add(path)
+    modules = {name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    aside = ("lm_head", "embed_tokens_extend", "experts", "latent_proj", "router", ".gate", "_gate")
+    assert {name for name in modules - found if not any(part in name for part in aside)} == set()
 
 
 def test_every_family_has_a_case() -> None:

@@ -141,9 +141,10 @@ def test_the_file_is_safetensors(model: Path, folder: Path) -> None:
     with safe_open(folder / name, framework="pt") as file:
         assert file.metadata().keys() == {"checkpoint", "code", "layout", "weights"}
         assert len(file.keys()) == 2 * len(spec.linears)
-        for number, linear in enumerate(spec.linears):
-            assert file.get_tensor(f"{number}.packed").dtype == torch.int8
-            assert file.get_tensor(f"{number}.scales").shape == (linear.outputs,)
+        attention = [f"model.layers.0.self_attn.{name}_proj" for name in "qkv"]
+        assert file.get_tensor(f"{'+'.join(attention)}.packed").dtype == torch.int8
+        for linear in spec.linears:
+            assert file.get_tensor(f"{'+'.join(linear.paths)}.scales").shape == (linear.outputs,)
 
 
 def test_a_file_is_read_in_pieces(
