@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from model_runner.images.stripping import CostlyError, StrippedFile, strip
+from model_runner.images.stripping import CostlyError, StrippedFile, has_signature, strip
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Pixels
@@ -116,7 +116,7 @@ def _open(data: bytes) -> "Pixels":
     try:
         return Image.open(io.BytesIO(data), formats=_READERS)
     except UnidentifiedImageError:
-        fault = Fault.DAMAGED if _has_signature(data) else Fault.FORMAT
+        fault = Fault.DAMAGED if has_signature(data) else Fault.FORMAT
     except MemoryError:
         raise
     except Exception:  # noqa: BLE001 - as in `decode`
@@ -125,12 +125,6 @@ def _open(data: bytes) -> "Pixels":
         raise _damaged()
     message = f"The file is not an image in one of the formats {', '.join(FORMATS)}."
     raise ImageError(Fault.FORMAT, message)
-
-
-def _has_signature(data: bytes) -> bool:
-    """Whether the file begins as one of the formats does."""
-    starts = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a")
-    return data.startswith(starts) or (data[:4] == b"RIFF" and data[8:12] == b"WEBP")
 
 
 def _check_size(width: int, height: int, max_pixels: int | None) -> None:

@@ -116,13 +116,16 @@ def without_padding(height: int, width: int, lines: int, columns: int) -> tuple[
     return lines, columns - (columns - int(round(width * (lines / height), 7))) // 2 * 2
 
 
-def qwen_size(height: int, width: int, block: int, least: int, most: int) -> tuple[int, int]:
-    """Qwen2-VL and later: multiples of `block` with an area from `least` to `most`."""
+def qwen_size(height: int, width: int, block: int, least: int, most: int, frames: int = 1) -> tuple[int, int]:
+    """Qwen2-VL and later: multiples of `block` with an area from `least` to `most`, which counts all frames."""
     lines, columns = round(height / block), round(width / block)
-    if lines * columns * block * block > most:
-        return _scaled_down(height, width, block, math.sqrt(height * width / most))
-    if lines * columns * block * block < least:
-        return _scaled_up(height, width, block, math.sqrt(least / (height * width)))
+    area = frames * lines * columns * block * block
+    if area > most:
+        factor = math.sqrt(frames * height * width / most)
+        lines, columns = (max(1, math.floor(side / factor / block)) for side in (height, width))
+    elif area < least:
+        factor = math.sqrt(least / (frames * height * width))
+        lines, columns = (math.ceil(side * factor / block) for side in (height, width))
     return lines * block, columns * block
 
 
@@ -140,21 +143,7 @@ def glm_size(height: int, width: int, block: int, least: int, most: int) -> tupl
     if height < block or width < block:
         scale = max(block / height, block / width)
         height, width = int(height * scale), int(width * scale)
-    lines, columns = round(height / block), round(width / block)
-    if 2 * lines * columns * block * block > most:
-        return _scaled_down(height, width, block, math.sqrt(2 * height * width / most))
-    if 2 * lines * columns * block * block < least:
-        return _scaled_up(height, width, block, math.sqrt(least / (2 * height * width)))
-    return lines * block, columns * block
-
-
-def _scaled_down(height: int, width: int, block: int, factor: float) -> tuple[int, int]:
-    lines, columns = math.floor(height / factor / block), math.floor(width / factor / block)
-    return max(1, lines) * block, max(1, columns) * block
-
-
-def _scaled_up(height: int, width: int, block: int, factor: float) -> tuple[int, int]:
-    return math.ceil(height * factor / block) * block, math.ceil(width * factor / block) * block
+    return qwen_size(height, width, block, least, most, frames=2)
 
 
 def gemma4_blocks(height: int, width: int, block: int, most: int) -> tuple[int, int]:

@@ -63,12 +63,22 @@ def strip(data: bytes) -> StrippedFile:
 
     Raises CostlyError if it has too many scans or parts.
     """
-    walk = next((walk for start, walk in _WALKS.items() if data.startswith(start)), None)
-    if walk is None or (walk is _walk_webp and data[8:12] != b"WEBP"):
+    walk = _walk_of(data)
+    if walk is None:
         return StrippedFile(data)
     parts = _Parts(data)
     walk(data, parts)
     return StrippedFile(b"".join(parts.kept), parts.orientation, parts.num_frames > 1)
+
+
+def has_signature(data: bytes) -> bool:
+    """Whether a file begins as one of the formats does that are read."""
+    return _walk_of(data) is not None
+
+
+def _walk_of(data: bytes) -> "Callable[[bytes, _Parts], None] | None":
+    walk = next((walk for start, walk in _WALKS.items() if data.startswith(start)), None)
+    return None if walk is _walk_webp and data[8:12] != b"WEBP" else walk
 
 
 @dataclass(slots=True)

@@ -199,7 +199,7 @@ def _images(served: ModelServices) -> ImageCapability | None:
         max_bytes=int(settings.max_image_mib * (1 << 20)),
         max_pixels=int(settings.max_image_megapixels * 1_000_000),
         max_aspect=MAX_ASPECT,
-        low_detail=layout.low is not None,
+        low_detail=layout.has_low,
         url_hosts=settings.image_hosts,
     )
 

@@ -71,7 +71,7 @@ class Model:
             self.folder, self.family, [piece if isinstance(piece, str) else decode(piece) for piece in pieces]
         )
         ids = inputs["input_ids"][0].tolist()
-        detail = SEVERAL if self.layout.several and sum(isinstance(piece, bytes) for piece in pieces) > 1 else ""
+        detail = SEVERAL if self.layout.has_several and sum(isinstance(piece, bytes) for piece in pieces) > 1 else ""
         images, places = [], iter(place for place, token in enumerate(ids) if token == self.layout.image_token)
         for data in (piece for piece in pieces if isinstance(piece, bytes)):
             pixels = decode(data)
@@ -147,7 +147,7 @@ def test_features_are_those_of_transformers(
         levels = [output.pooler_output, *(getattr(output, "deepstack_features", None) or ())]
         expected = [torch.cat([part.flatten(0, -2) for part in level]) for level in map(as_list, levels)]
         assert torch.equal(found, torch.stack(expected)), size
-        if model.layout.several is not None:
+        if model.layout.has_several:
             pair = image_models.oracle_inputs(model.folder, family, [pixels, pixels])
             with torch.inference_mode():
                 several = oracle.base_model.get_image_features(

@@ -89,7 +89,7 @@ class ImagePrompts:
         images: dict[str, ImageInPrompt] = {}
         for index, one in enumerate(sent):
             data, detail = self._data_of(one), self._detail_of(one, self.layout, notices)
-            if self.layout.several is not None and len(sent) > 1:
+            if self.layout.has_several and len(sent) > 1:
                 detail = SEVERAL
             if (data, detail) not in known:
                 self._weigh()
@@ -130,7 +130,7 @@ class ImagePrompts:
     def _detail_of(self, sent: SentImage, layout: Layout, notices: list[Notice]) -> str:
         if sent.detail != "low":
             return ""
-        if layout.low is None:
+        if not layout.has_low:
             field = sent.field.removesuffix(".url") if sent.kind == "image_url" else sent.path
             notices.append(Notice(f"{field}.detail", "The image is shown at the model's own resolution."))
             return ""

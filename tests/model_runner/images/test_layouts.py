@@ -3,6 +3,7 @@
 import json
 import pickle
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,11 @@ ODD_SIZES = [(1, 1), (1, 200), (90, 3), (3, 90), (56, 56), (57, 56), (300, 30), 
 
 
 @pytest.fixture(scope="module", params=sorted(FAMILIES))
-def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Layout, Any]:
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Layout, Any]]:
     """The layout of a family, in which low resolution means squares of 50 pixels, and transformers' processor."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layouts, "_LOW_SIDE", 50)
-        return _family(request.param, tmp_path_factory.mktemp(request.param))
+        yield _family(request.param, tmp_path_factory.mktemp(request.param))
 
 
 def _family(name: str, folder: Path) -> tuple[Layout, Any]:
@@ -83,7 +84,7 @@ def test_low_resolution(family: tuple[Layout, Any]) -> None:
     has_no_choice = layout.family in {"deepseek_ocr2", "deepseek_vl", "gemma3", "vipllava"}
     has_no_choice |= layout.family.startswith("llava_")
     has_no_choice |= layout.family == "llava" and "patch_size" not in layout.call
-    assert (layout.low is None) == has_no_choice
+    assert layout.has_low != has_no_choice
     if layout.family != "gemma4" and not layout.family.startswith(
         "llava_"
     ):  # gemma4's tiny processor has the least number of rows already
