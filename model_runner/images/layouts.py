@@ -61,7 +61,7 @@ class Layout:
         return str(self.config["model_type"])
 
     @property
-    def _rules(self) -> "Family":
+    def _rules(self) -> "ImageFamily":
         """LLaVA's type also stands for models with Pixtral's tower, whose processor is Mistral 3's."""
         has_pixtral = self.family == "llava" and self.config["vision_config"].get("model_type") == "pixtral"
         return FAMILIES["mistral3" if has_pixtral else self.family]
@@ -140,7 +140,7 @@ def _no_arguments(layout: Layout) -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class ImageFamily:
     """How images stand in the prompts of models of one kind."""
 
     arrange: Callable[[Layout, int, int], Arrangement]
@@ -419,7 +419,7 @@ def _by_area(
     frames: int = 1,
     *,
     has_axes: bool = True,
-) -> Family:
+) -> ImageFamily:
     """A family whose images are scaled to an area, in blocks of merged patches.
 
     Args:
@@ -444,43 +444,43 @@ def _by_area(
         least, most = limits(layout)
         return {"size": {"shortest_edge": least, "longest_edge": max(least, min(most, frames * _LOW_SIDE**2))}}
 
-    return Family(arrange, ("image_token", image[1]), low, around=(image[0], image[2]))
+    return ImageFamily(arrange, ("image_token", image[1]), low, around=(image[0], image[2]))
 
 
 def _cropped(
     arrange: Callable[[Layout, int, int], Arrangement], placeholder: tuple[str, str], *, in_processor: bool = False
-) -> Family:
+) -> ImageFamily:
     """A family whose images are shown in tiles, too."""
     low, call = ({"crop_to_patches": crops} for crops in (False, True))
-    return Family(arrange, placeholder, lambda _: low, lambda _: call, in_processor=in_processor)
+    return ImageFamily(arrange, placeholder, lambda _: low, lambda _: call, in_processor=in_processor)
 
 
 _IMAGE = "image_token", "<image>"
 _VISION = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
 _QWEN_AREA = 56 * 56, 28 * 28 * 1280
-FAMILIES: Mapping[str, Family] = {
+FAMILIES: Mapping[str, ImageFamily] = {
     "aya_vision": _cropped(_aya_vision, _IMAGE, in_processor=True),
     # DeepSeek-OCR 2's processor asks for these tiles, whatever the image processor's file says.
-    "deepseek_ocr2": Family(
+    "deepseek_ocr2": ImageFamily(
         _deepseek_ocr2, _IMAGE, call=lambda _: {"crop_to_patches": True, "min_patches": 2, "max_patches": 6}
     ),
-    "deepseek_vl": Family(_deepseek_vl, ("image_token", "<image_placeholder>")),
-    **dict.fromkeys(("llava", "vipllava"), Family(_llava, _IMAGE)),
-    **dict.fromkeys(("llava_next", "llava_next_video"), Family(_llava_next, _IMAGE)),
-    "llava_onevision": Family(_llava_onevision, _IMAGE, has_several=True),
-    "granite_docling": Family(_granite_docling, _IMAGE, lambda _: {"crop_to_patches": False}),
-    "minicpmv4_6": Family(
+    "deepseek_vl": ImageFamily(_deepseek_vl, ("image_token", "<image_placeholder>")),
+    **dict.fromkeys(("llava", "vipllava"), ImageFamily(_llava, _IMAGE)),
+    **dict.fromkeys(("llava_next", "llava_next_video"), ImageFamily(_llava_next, _IMAGE)),
+    "llava_onevision": ImageFamily(_llava_onevision, _IMAGE, has_several=True),
+    "granite_docling": ImageFamily(_granite_docling, _IMAGE, lambda _: {"crop_to_patches": False}),
+    "minicpmv4_6": ImageFamily(
         _minicpm, ("image_token", "<|image_pad|>"), lambda _: {"slice_mode": False}, number=_minicpm_number
     ),
-    "mistral3": Family(
+    "mistral3": ImageFamily(
         _pixtral,
         ("image_token", "[IMG]"),
         _low_longest,
         lambda layout: {"patch_size": _merged_patch(layout)},
         in_processor=True,
     ),
-    "lighton_ocr": Family(_lighton_ocr, ("image_token", "<|image_pad|>"), _low_longest),
-    **dict.fromkeys(("idefics3", "smolvlm"), Family(_idefics3, _IMAGE, lambda _: {"do_image_splitting": False})),
+    "lighton_ocr": ImageFamily(_lighton_ocr, ("image_token", "<|image_pad|>"), _low_longest),
+    **dict.fromkeys(("idefics3", "smolvlm"), ImageFamily(_idefics3, _IMAGE, lambda _: {"do_image_splitting": False})),
     "internvl": _cropped(_internvl, ("context_image_token", "<IMG_CONTEXT>")),
     "qianfan_ocr": _cropped(_internvl, ("image_placeholder_token", "<image>"), in_processor=True),
     **dict.fromkeys(
@@ -497,7 +497,7 @@ FAMILIES: Mapping[str, Family] = {
     "paddleocr_vl": _by_area(
         sizes.paddle_size, (384 * 384, 1536 * 1536), ("<|IMAGE_START|>", "<|IMAGE_PLACEHOLDER|>", "<|IMAGE_END|>")
     ),
-    "gemma3": Family(_gemma3, ("boi_token", "<start_of_image>")),
-    "gemma4": Family(_gemma4, ("image_token", "<|image|>"), lambda _: {"max_soft_tokens": 70}),
+    "gemma3": ImageFamily(_gemma3, ("boi_token", "<start_of_image>")),
+    "gemma4": ImageFamily(_gemma4, ("image_token", "<|image|>"), lambda _: {"max_soft_tokens": 70}),
 }
 """By `model_type`."""
