@@ -420,18 +420,13 @@ class Learner:
 
     def _test(self, pieces: Sequence[Example]) -> None:
         """Have every version predict the pieces once."""
-        known: dict[int, list[PieceScore]] = {}
-
-        def scores(heads: Objective | None) -> list[PieceScore]:
-            if id(heads) not in known:
-                known[id(heads)] = judge(heads, pieces, self._depth)
-            return known[id(heads)]
-
-        current, first = scores(self._current), scores(self._first)
-        for rate, seen in (("current", current), ("first", first)):
-            for score in seen:
-                self._rates[rate].add(score)
-        trials = [(trial, scores(self._named(name))) for name, trial in self._older.items()]
+        versions = self._versions
+        scores = {heads: judge(heads, pieces, self._depth) for heads in set(versions.values())}
+        current = scores[self._current]
+        for name, rate in self._rates.items():
+            for score in scores[versions[name]]:
+                rate.add(score)
+        trials = [(trial, scores[versions[name]]) for name, trial in self._older.items()]
         if self._trainee is not None:
             with self._trainee.candidate() as candidate:
                 trials.append((self._candidate, judge(candidate, pieces, self._depth)))
@@ -439,16 +434,16 @@ class Learner:
             for one, other in zip(seen, current, strict=True):
                 trial.add(one, other)
 
-    def _named(self, name: str) -> Objective | None:
-        return self._first if name == "first" else self._previous
+    @property
+    def _versions(self) -> dict[str, Objective | None]:
+        """The finished versions, the same for two names at times; None for no heads."""
+        return {"first": self._first, "previous": self._previous, "current": self._current}
 
     def _begin_trial(self) -> None:
         """Restart all comparisons with the heads in use."""
         self._candidate = GainEstimate()
-        older = {"first": self._first, "previous": self._previous}
-        self._older = {
-            name: GainEstimate() for name, heads in older.items() if heads is not None and heads is not self._current
-        }
+        older = [name for name, heads in self._versions.items() if heads not in (None, self._current)]
+        self._older = {name: GainEstimate() for name in older}
 
     def _publish(self) -> NewHeads:
         assert self._trainee is not None
@@ -465,7 +460,7 @@ class Learner:
 
     def _roll_back(self, name: str) -> NewHeads:
         before, gain = self.current or 1.0, self._older[name].mean
-        heads = self._named(name)
+        heads = self._versions[name]
         assert heads is not None
         publication = self._use(heads.export())
         self._previous = None

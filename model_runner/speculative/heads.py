@@ -28,15 +28,6 @@ from model_runner.speculative.proposer import ChoiceStep, Embed, NewChoice, Prop
 from model_runner.target import LoadedModel
 
 
-@dataclass(frozen=True, slots=True)
-class TargetEnds:
-    """The target's embedding and head, which draft heads share."""
-
-    embed: Embed
-    head: Callable[[Tensor], Tensor]
-    """Hidden states [n, hidden] -> logits [n, vocab]."""
-
-
 class HeadsProposer(Proposer):
     """A proposer that drafts with heads."""
 
@@ -63,14 +54,24 @@ class RecurrentProposer(HeadsProposer):
     def __init__(
         self,
         heads: RecurrentHeads,
-        target: TargetEnds,
+        embed: Embed,
+        head: Callable[[Tensor], Tensor],
         attention: AttentionBackend[Any],
         kv: DraftKV,
         limits: GrowthLimits,
     ) -> None:
-        """The attention uses the cache that `kv` (with lag 1) manages."""
+        """Starts with the given heads.
+
+        Args:
+            heads: prepared by the platform.
+            embed: the target's embedding.
+            head: the target's head: hidden states [n, hidden] -> logits [n, vocab].
+            attention: uses the cache that `kv` manages.
+            kv: the bookkeeping of the heads' cache, with lag 1.
+            limits: limits of every tree.
+        """
         self.needs = frozenset(heads.needs)
-        self._target = target
+        self._embed_target, self._head = embed, head
         self._attention = attention
         self._kv = kv
         self._limits = limits
@@ -79,7 +80,7 @@ class RecurrentProposer(HeadsProposer):
     def replace_heads(self, heads: RecurrentHeads) -> None:
         """Replace the heads. Old keys and values stay in use, which worsens drafts at first, but not answers."""
         self._heads = heads
-        self._embed: Embed = heads.embed_tokens or self._target.embed
+        self._embed: Embed = heads.embed_tokens or self._embed_target
         self._draft_ids = to_array(heads.draft_ids)
 
     def begin(self, choice: NewChoice) -> None:
@@ -100,7 +101,7 @@ class RecurrentProposer(HeadsProposer):
         last = states[_index(batch, states)]
         if not any(choice.max_nodes for choice in step.choices):
             return [DraftTree()] * len(step.choices)
-        first = self._heads.logits(last, self._target.head)
+        first = self._heads.logits(last, self._head)
         return grow(step.choices, first, self._extension(last), self._draft_ids, self._limits)
 
     def end(self, slot: int) -> None:
@@ -117,7 +118,7 @@ class RecurrentProposer(HeadsProposer):
             row_of = _index(batch, before)  # of each leaf in the batch
             after = self._run(batch.tokens, before[row_of.argsort()], batch)[row_of]
             states.update({(leaf.choice, leaf.node): state for leaf, state in zip(frontier, after, strict=True)})
-            return self._heads.logits(after, self._target.head)
+            return self._heads.logits(after, self._head)
 
         return extend
 
@@ -314,8 +315,8 @@ def _proposer(heads: Heads, model: LoadedModel, context: HeadsContext, limits: G
     blocks = context.blocks
     cache = context.platform.make_cache([heads.kv], blocks.num_with_scratch(limits.num_extended), blocks.block_size)
     kv = DraftKV(blocks.generations, blocks.block_size, limits.num_extended, lag=1)
-    ends = TargetEnds(embed, _in_its_type(model.get_output_embeddings()))
-    return RecurrentProposer(heads, ends, context.platform.attention(cache), kv, limits)
+    head = _in_its_type(model.get_output_embeddings())
+    return RecurrentProposer(heads, embed, head, context.platform.attention(cache), kv, limits)
 
 
 def _in_its_type(head: nn.Linear) -> Callable[[Tensor], Tensor]:

@@ -52,19 +52,19 @@ def load_suffix() -> SuffixLibrary | None:
 
 
 def members(
-    speculation: Speculation, methods: Collection[str], heads: str | None, *, is_held: bool = False
+    speculation: Speculation, methods: Collection[str], heads: str | None, *, has_grammar: bool = False
 ) -> tuple[str, ...]:
     """The methods that a choice uses, in the order in which they are asked: of the one that it names, or of auto.
 
     Args:
-        speculation: what the choice asks for.
-        methods: those that there are.
-        heads: the one that takes time on the model's side, for what the quick ones do not find.
-        is_held: whether the choice has a grammar.
+        speculation: what the choice requests.
+        methods: the available methods.
+        heads: the method with a trained network, which is asked where the quick ones find nothing.
+        has_grammar: whether the choice has a grammar.
     """
     if speculation.method != AUTO:
         return (speculation.method,)
-    useful = {"prediction": bool(speculation.prediction), "grammar": is_held}
+    useful = {"prediction": bool(speculation.prediction), "grammar": has_grammar}
     quick = (method for method in _QUICK if useful.get(method, True))
     return tuple(method for method in (*quick, *([heads] if heads else [])) if method in methods)
 

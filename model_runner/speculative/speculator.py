@@ -148,7 +148,7 @@ class Speculator:
         speculation = admitted.speculation
         if speculation is None:
             return
-        methods = members(speculation, self._proposers, self._heads, is_held=admitted.sampling.grammar is not None)
+        methods = members(speculation, self._proposers, self._heads, has_grammar=admitted.sampling.grammar is not None)
         rows_of_node = 1 if admitted.sampling.guidance is None else 2
         choice = self._choices[slot] = _Speculating(speculation, methods, rows_of_node)
         new = NewChoice(
@@ -295,11 +295,11 @@ class Speculator:
         all_bear = all(choice.patience >= 0 for choice in choices.values())
         self._controller.begin_cycle(load, all_bear=all_bear, num_rested=self._num_rested)
         self._num_rested = 0
-        told, self._rest = self._slots_to_notify(load, choices)
+        notified, self._rest = self._slots_to_notify(load, choices)
         self._resting = list(slots), load.num_ready
         for choice in choices.values():
             choice.start_over()
-        return told
+        return notified
 
     def _slots_to_notify(self, load: StepLoad, choices: Mapping[int, _Speculating]) -> tuple[set[int], int]:
         """The result of `begin_cycle`, and the number of further cycles without drafting."""
@@ -307,12 +307,12 @@ class Speculator:
         rests = {
             method: 0 if self._proposers[method].sees_all_steps else self._controller.rest(method) for method in asking
         }
-        told = {
+        notified = {
             slot
             for slot, choice in choices.items()
             if not (choice.competes and all(rests[method] for method in choice.methods))
         }
-        return told, 0 if told else min(rests.values(), default=1) - 1
+        return notified, 0 if notified else min(rests.values(), default=1) - 1
 
     def propose(self, load: StepLoad, step: TargetStep) -> dict[int, int]:
         """Make drafts for the next step; returns how many nodes each slot's choice wants to verify.

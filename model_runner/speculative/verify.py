@@ -35,14 +35,6 @@ class Verdict:
     """Numbers for a pooling request (`ChoiceResult.pooled`)."""
 
 
-@dataclass(frozen=True, slots=True)
-class _StepRows:
-    """The arguments of Verifier.__call__."""
-
-    scores: Tensor
-    raw: Tensor | None
-
-
 @dataclass(slots=True)
 class _Walk:
     sample: SampleRows
@@ -86,7 +78,7 @@ class Verifier:
             raw: the model's own logits, for raw logprobs; None if they equal the scores.
             early: sampled tokens of some choices, from SamplingState.plan_early_sampling.
         """
-        step = _StepRows(scores, None if raw is scores else raw)
+        raw = None if raw is scores else raw
         walks = [
             _Walk(sample, slot, sample.tree.children(), Verdict()) for sample, slot in zip(samples, slots, strict=True)
         ]
@@ -95,7 +87,7 @@ class Verifier:
         for mode in dict.fromkeys(walk.sample.verify for walk in going):
             of_mode = [walk for walk in going if walk.sample.verify == mode]
             while of_mode:
-                self._take_step(step, of_mode, mode)
+                self._take_step(scores, raw, of_mode, mode)
                 of_mode = [walk for walk in of_mode if walk.node is not None]
         return [walk.verdict for walk in walks]
 
@@ -130,7 +122,7 @@ class Verifier:
             else:
                 return
 
-    def _take_step(self, step: _StepRows, walks: Sequence[_Walk], mode: Verification) -> None:
+    def _take_step(self, scores: Tensor, raw: Tensor | None, walks: Sequence[_Walk], mode: Verification) -> None:
         nodes = [walk.node for walk in walks if walk.node is not None]
         rows = [_row(walk) for walk in walks]
         draw: Draw | None = None
@@ -139,8 +131,8 @@ class Verifier:
             draw = _DRAWS[mode](forks, self._sampler.draw)
         slots = [walk.slot for walk in walks]
         self._sampling.fill_masks(slots)
-        raw = None if step.raw is None else _take(step.raw, rows)
-        picks = self._sampler(_take(step.scores, rows), self._sampling.rows(slots), draw, raw)
+        raw = None if raw is None else _take(raw, rows)
+        picks = self._sampler(_take(scores, rows), self._sampling.rows(slots), draw, raw)
         of_walks = zip(walks, picks.tokens, picks.logprobs, picks.errors, picks.surprises, strict=True)
         for row, (walk, token, logprobs, error, surprise) in enumerate(of_walks):
             if error is not None:
