@@ -54,8 +54,8 @@ def read_config(file: GgufFile) -> Config:
     keys = Metadata(file)
     check_sizes(keys.values, [tensor.shape for tensor in file.tensors.values()], "its metadata")
     base = base_config(keys, file, architecture)
-    own = {"model_type": architecture.model_type, "architectures": [architecture.model_class]}
-    config = base | own | architecture.config(keys, base)
+    own = architecture.config(keys, base) if callable(architecture.config) else architecture.config
+    config = base | {"model_type": architecture.model_type} | own
     if not keys.was_read("attention.value_length"):
         keys.expect("attention.value_length", base["head_dim"])
     keys.check_all_read()

@@ -49,6 +49,8 @@ def base_config(keys: Metadata, file: GgufFile, architecture: Architecture) -> C
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "rope_parameters": _rope(keys, file, rotated, context),
         "hidden_act": "silu",
+        "attention_bias": keys.has_tensor("attn_q.bias"),
+        "mlp_bias": keys.has_tensor("ffn_up.bias"),
     }
     some_layers = architecture.some_layers
     if "feed_forward_length" not in architecture.own_keys:

@@ -29,7 +29,7 @@ class GgufCheckpoint:
         Raises:
             UnsupportedModelError: if it cannot be read.
         """
-        file = read_gguf(path)
+        file = read_gguf(path, has_texts=False)
         self._tensors = file.tensors
         parameters = read_parameters(file, architecture_of(file), read_config(file))
         self._parameters: Mapping[str, Parameter] = parameters

@@ -78,8 +78,12 @@ def is_gguf(path: Path) -> bool:
         return file.read(len(_MAGIC)) == _MAGIC
 
 
-def read_gguf(path: Path) -> GgufFile:
+def read_gguf(path: Path, *, has_texts: bool = True) -> GgufFile:
     """Read the head of a file, and of all other parts if it is one of several.
+
+    Args:
+        path: the file, or one of its parts.
+        has_texts: whether lists of texts are read. They are the vocabulary, which takes longer than all else.
 
     Raises:
         UnsupportedModelError: if it is not a GGUF file of a known version, is damaged, or lacks a part.
@@ -88,7 +92,7 @@ def read_gguf(path: Path) -> GgufFile:
     parts = parts_of(path)
     if missing := [part.name for part in parts if not part.is_file()]:
         raise UnsupportedModelError(f"it is one of {len(parts)} parts, and {few(missing)} is missing beside it")
-    files = [_read_part(part) for part in parts]
+    files = [_read_part(part, has_texts=has_texts) for part in parts]
     first = files[0]
     count = first.metadata.get("split.count", 0) or 1
     if count != len(parts):
@@ -113,12 +117,13 @@ class IncompleteHeadError(UnsupportedModelError):
     """The content ends before the head does."""
 
 
-def parse_head(content: bytes | mmap.mmap, path: Path) -> GgufFile:
+def parse_head(content: bytes | mmap.mmap, path: Path, *, has_texts: bool = True) -> GgufFile:
     """Read the head of one file from its first bytes.
 
     Args:
         content: the whole file, or at least its head.
         path: the file, for errors and for its tensors.
+        has_texts: as for `read_gguf`.
 
     Raises:
         IncompleteHeadError: if the content ends before the head does, or is damaged.
@@ -127,14 +132,14 @@ def parse_head(content: bytes | mmap.mmap, path: Path) -> GgufFile:
     if content[: len(_MAGIC)] != _MAGIC:
         raise UnsupportedModelError(f"{path.name} is not a GGUF file; download it again")
     try:
-        return _HeaderReader(content, path).read()
+        return _HeaderReader(content, path, has_texts=has_texts).read()
     except (struct.error, OverflowError, MemoryError, UnicodeDecodeError) as error:
         raise IncompleteHeadError(
             f"{path.name} is damaged or incomplete: it ends before its weights begin; download it again"
         ) from error
 
 
-def _read_part(path: Path) -> GgufFile:
+def _read_part(path: Path, *, has_texts: bool) -> GgufFile:
     with path.open("rb") as file:
         if is_lfs_pointer(path):
             raise UnsupportedModelError(
@@ -143,15 +148,16 @@ def _read_part(path: Path) -> GgufFile:
         if not file.read(1):
             raise UnsupportedModelError(f"{path.name} is not a GGUF file; download it again")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            return parse_head(content, path)
+            return parse_head(content, path, has_texts=has_texts)
 
 
 class _HeaderReader:
     """Reads one value after the other; raises struct.error where the file ends too early."""
 
-    def __init__(self, content: bytes | mmap.mmap, path: Path) -> None:
+    def __init__(self, content: bytes | mmap.mmap, path: Path, *, has_texts: bool) -> None:
         self._content = content
         self._path = path
+        self._has_texts = has_texts
         self._at = len(_MAGIC)
 
     def read(self) -> GgufFile:
@@ -222,7 +228,8 @@ class _HeaderReader:
             at = begin + _SIZE.unpack_from(content, at)[0]
             if at > end:
                 raise struct.error("a text is cut off")
-            texts.append(str(content[begin:at], "utf-8"))
+            if self._has_texts:
+                texts.append(str(content[begin:at], "utf-8"))
         self._at = at
         return texts
 

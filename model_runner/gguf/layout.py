@@ -38,9 +38,8 @@ class Architecture:
     """How files of one architecture are read."""
 
     model_type: str
-    model_class: str
-    config: Callable[[Metadata, Config], Config] = lambda keys, base: {}
-    """Takes the metadata and the base configuration; returns the entries to add or replace."""
+    config: Config | Callable[[Metadata, Config], Config] = field(default_factory=dict)
+    """The entries to add or replace, or a function that makes them of the metadata and the base configuration."""
     names: Mapping[str, str] = field(default_factory=dict)
     """Paths below a layer that differ from `LAYER`, or are added to it: of modules by the tensor's name without
     `.weight` or `.bias`, of parameters by the whole name. Tensors of one parameter are its rows, gate before up. A

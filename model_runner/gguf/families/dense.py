@@ -9,21 +9,20 @@ from model_runner.gguf.metadata import Config, Metadata
 
 def _llama(keys: Metadata, base: Config) -> Config:
     """Llama, or Mistral or Mixtral, whose files have the same name."""
-    config: Config = {"attention_bias": False, "mlp_bias": False}
     if window := keys.get("attention.sliding_window"):
-        return config | {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": window}
+        return {"model_type": "mistral", "sliding_window": window}
     if count := keys.get("expert_count"):
-        config |= {"num_local_experts": count, "num_experts_per_tok": keys.require("expert_used_count")}
-        return config | {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"]}
+        used = keys.require("expert_used_count")
+        return {"model_type": "mixtral", "num_local_experts": count, "num_experts_per_tok": used}
     keys.expect("expert_used_count", 0)
-    return config
+    return {}
 
 
 def _mistral3(keys: Metadata, base: Config) -> Config:
     """Ministral 3, whose queries are scaled by their positions, or the text of Mistral Small 3.1."""
     beta = keys.get("attention.temperature_scale")
     if beta is None:
-        return {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": None}
+        return {"model_type": "mistral", "sliding_window": None}
     keys.expect("rope.scaling.type", "yarn")
     scale = keys.require("rope.scaling.yarn_log_multiplier")
     rope = latent_yarn(base["rope_parameters"], scale) | {"llama_4_scaling_beta": beta}
@@ -34,14 +33,6 @@ def latent_yarn(rope: Config, scale: float) -> Config:
     """YaRN whose factor on queries and keys moves from cos and sin, where it is 1, to the attention's scale."""
     kept = {name: value for name, value in rope.items() if name != "attention_factor"}
     return kept | {"mscale": scale, "mscale_all_dim": scale}
-
-
-def _qwen2(keys: Metadata, base: Config) -> Config:
-    return {"use_sliding_window": False}
-
-
-def _qwen3(keys: Metadata, base: Config) -> Config:
-    return {"use_sliding_window": False, "attention_bias": False}
 
 
 def without_images(config: Config, keys: Metadata) -> Config:
@@ -64,7 +55,7 @@ def _granite(keys: Metadata, base: Config) -> Config:
     keys.expect("expert_used_count", 0)
     width = keys.get("expert_shared_feed_forward_length") or base["intermediate_size"]
     without_recurrences(keys)
-    return granite_scales(keys, base) | {"mlp_bias": False, "intermediate_size": width}
+    return granite_scales(keys, base) | {"intermediate_size": width}
 
 
 def without_recurrences(keys: Metadata) -> None:
@@ -77,7 +68,6 @@ def without_recurrences(keys: Metadata) -> None:
 def granite_scales(keys: Metadata, base: Config) -> Config:
     """The factors of every Granite."""
     return {
-        "attention_bias": False,
         "logits_scaling": keys.require("logit_scale"),
         "residual_multiplier": keys.get("residual_scale") or 1.0,
         "embedding_multiplier": keys.get("embedding_scale") or 1.0,
@@ -90,8 +80,6 @@ def _smollm3(keys: Metadata, base: Config) -> Config:
     return {
         "no_rope_layers": [int((layer + 1) % 4 != 0) for layer in range(layers)],
         "layer_types": layer_types([False] * layers),
-        "attention_bias": False,
-        "mlp_bias": False,
         "use_sliding_window": False,
     }
 
@@ -116,15 +104,10 @@ def _olmo2(keys: Metadata, base: Config) -> Config:
     keys.expect("rope.freq_base_swa", rope["rope_theta"])
     return {
         "model_type": "olmo3",
-        "architectures": ["Olmo3ForCausalLM"],
         "sliding_window": window,
         "layer_types": layer_types(window_pattern(keys, base, period=4)),
         "rope_parameters": {"full_attention": rope, "sliding_attention": local},
     }
-
-
-def _seed_oss(keys: Metadata, base: Config) -> Config:
-    return {"attention_bias": True, "attention_out_bias": False, "mlp_bias": False}
 
 
 def _starcoder2(keys: Metadata, base: Config) -> Config:
@@ -136,10 +119,6 @@ def _starcoder2(keys: Metadata, base: Config) -> Config:
     }
 
 
-def _biased(keys: Metadata, base: Config) -> Config:
-    return {"attention_bias": keys.has_tensor("attn_q.bias")}
-
-
 def _ernie(keys: Metadata, base: Config) -> Config:
     return {"use_bias": keys.has_tensor("attn_q.bias")}
 
@@ -148,14 +127,12 @@ def _nemotron(keys: Metadata, base: Config) -> Config:
     return {
         "norm_eps": keys.require("attention.layer_norm_epsilon"),
         "hidden_act": "relu2",
-        "attention_bias": False,
-        "mlp_bias": False,
     }
 
 
 def _olmo(keys: Metadata, base: Config) -> Config:
     keys.expect("attention.layer_norm_epsilon", float(np.float32(1e-5)))
-    return {"attention_bias": False, "clip_qkv": keys.get("attention.clamp_kqv") or None}
+    return {"clip_qkv": keys.get("attention.clamp_kqv") or None}
 
 
 def _stablelm(keys: Metadata, base: Config) -> Config:
@@ -168,16 +145,11 @@ def _stablelm(keys: Metadata, base: Config) -> Config:
     }
 
 
-def _arcee(keys: Metadata, base: Config) -> Config:
-    return {"hidden_act": "relu2", "attention_bias": False, "mlp_bias": False}
-
-
 def _command_r(keys: Metadata, base: Config) -> Config:
     return {
         "layer_norm_eps": keys.require("attention.layer_norm_epsilon"),
         "logit_scale": keys.require("logit_scale"),
         "use_qk_norm": keys.has_tensor("attn_q_norm.weight"),
-        "attention_bias": False,
     }
 
 
@@ -187,6 +159,7 @@ def _cohere2(keys: Metadata, base: Config) -> Config:
     return config | {"layer_types": layer_types(window_pattern(keys, base, period=4))}
 
 
+_QWEN: Config = {"use_sliding_window": False}
 _GLM4 = {
     "post_attention_norm": "post_self_attn_layernorm",
     "post_ffw_norm": "post_mlp_layernorm",
@@ -199,31 +172,27 @@ _STABLELM = {
 HUNYUAN = {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
 
 DENSE = {
-    "arcee": Architecture("arcee", "ArceeForCausalLM", _arcee, changes=PAIRS),
-    "cohere2": Architecture("cohere2", "Cohere2ForCausalLM", _cohere2),
-    "command-r": Architecture("cohere", "CohereForCausalLM", _command_r),
-    "ernie4_5": Architecture("ernie4_5", "Ernie4_5ForCausalLM", _ernie),
-    "exaone4": Architecture("exaone4", "Exaone4ForCausalLM", _exaone4),
-    "glm4": Architecture("glm4", "Glm4ForCausalLM", _biased, _GLM4),
-    "granite": Architecture("granite", "GraniteForCausalLM", _granite, changes=PAIRS, some_layers=True),
-    "hunyuan-dense": Architecture("hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", _biased, HUNYUAN),
-    "llama": Architecture("llama", "LlamaForCausalLM", _llama, changes=PAIRS),
-    "mistral3": Architecture("ministral3", "Ministral3ForCausalLM", _mistral3, changes=PAIRS),
-    "nemotron": Architecture("nemotron", "NemotronForCausalLM", _nemotron, norm_adds_one=True),
-    "olmo": Architecture("olmo", "OlmoForCausalLM", _olmo, changes=PAIRS),
-    "olmo2": Architecture("olmo2", "Olmo2ForCausalLM", _olmo2),
-    "phi3": Architecture(
-        "phi3", "Phi3ForCausalLM", _phi3, {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
-    ),
-    "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", _qwen2),
-    "qwen2vl": Architecture("qwen2", "Qwen2ForCausalLM", lambda keys, base: without_images(_qwen2(keys, base), keys)),
-    "qwen3": Architecture("qwen3", "Qwen3ForCausalLM", _qwen3),
-    "qwen3vl": Architecture("qwen3", "Qwen3ForCausalLM", lambda keys, base: without_images(_qwen3(keys, base), keys)),
-    "seed_oss": Architecture("seed_oss", "SeedOssForCausalLM", _seed_oss),
-    "smollm3": Architecture("smollm3", "SmolLM3ForCausalLM", _smollm3, changes=PAIRS),
-    "stablelm": Architecture("stablelm", "StableLmForCausalLM", _stablelm, _STABLELM),
-    "starcoder2": Architecture(
-        "starcoder2", "Starcoder2ForCausalLM", _starcoder2, {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
-    ),
+    "arcee": Architecture("arcee", {"hidden_act": "relu2"}, changes=PAIRS),
+    "cohere2": Architecture("cohere2", _cohere2),
+    "command-r": Architecture("cohere", _command_r),
+    "ernie4_5": Architecture("ernie4_5", _ernie),
+    "exaone4": Architecture("exaone4", _exaone4),
+    "glm4": Architecture("glm4", names=_GLM4),
+    "granite": Architecture("granite", _granite, changes=PAIRS, some_layers=True),
+    "hunyuan-dense": Architecture("hunyuan_v1_dense", names=HUNYUAN),
+    "llama": Architecture("llama", _llama, changes=PAIRS),
+    "mistral3": Architecture("ministral3", _mistral3, changes=PAIRS),
+    "nemotron": Architecture("nemotron", _nemotron, norm_adds_one=True),
+    "olmo": Architecture("olmo", _olmo, changes=PAIRS),
+    "olmo2": Architecture("olmo2", _olmo2),
+    "phi3": Architecture("phi3", _phi3, {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}),
+    "qwen2": Architecture("qwen2", _QWEN),
+    "qwen2vl": Architecture("qwen2", lambda keys, base: without_images(_QWEN, keys)),
+    "qwen3": Architecture("qwen3", _QWEN),
+    "qwen3vl": Architecture("qwen3", lambda keys, base: without_images(_QWEN, keys)),
+    "seed_oss": Architecture("seed_oss", {"attention_out_bias": False}),
+    "smollm3": Architecture("smollm3", _smollm3, changes=PAIRS),
+    "stablelm": Architecture("stablelm", _stablelm, _STABLELM),
+    "starcoder2": Architecture("starcoder2", _starcoder2, {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}),
 }
 """By `general.architecture`."""

@@ -52,7 +52,7 @@ _GEMMA4_KEYS = frozenset({"attention.head_count_kv", "feed_forward_length"})
 
 
 def _gemma(keys: Metadata, base: Config) -> Config:
-    return {"hidden_activation": "gelu_pytorch_tanh", "hidden_act": "gelu_pytorch_tanh", "attention_bias": False}
+    return {"hidden_activation": "gelu_pytorch_tanh", "hidden_act": "gelu_pytorch_tanh"}
 
 
 def _scale_of_queries(base: Config, large: int) -> int:
@@ -155,12 +155,10 @@ def _first(values: list[Any], windows: list[bool], has: bool) -> Any:
 
 
 GEMMAS = {
-    "gemma": Architecture("gemma", "GemmaForCausalLM", _gemma, norm_adds_one=True),
-    "gemma2": Architecture("gemma2", "Gemma2ForCausalLM", _gemma2, _SANDWICH, norm_adds_one=True),
-    "gemma3": Architecture("gemma3_text", "Gemma3ForCausalLM", _gemma3, _SANDWICH, norm_adds_one=True),
-    "gemma3n": Architecture("gemma3n_text", "Gemma3nForCausalLM", _gemma3n, _GEMMA3N, _AROUND_GEMMA3N),
-    "gemma4": Architecture(
-        "gemma4_text", "Gemma4ForCausalLM", _gemma4, _GEMMA4, _AROUND_PER_LAYER, own_keys=_GEMMA4_KEYS
-    ),
+    "gemma": Architecture("gemma", _gemma, norm_adds_one=True),
+    "gemma2": Architecture("gemma2", _gemma2, _SANDWICH, norm_adds_one=True),
+    "gemma3": Architecture("gemma3_text", _gemma3, _SANDWICH, norm_adds_one=True),
+    "gemma3n": Architecture("gemma3n_text", _gemma3n, _GEMMA3N, _AROUND_GEMMA3N),
+    "gemma4": Architecture("gemma4_text", _gemma4, _GEMMA4, _AROUND_PER_LAYER, own_keys=_GEMMA4_KEYS),
 }
 """By `general.architecture`."""

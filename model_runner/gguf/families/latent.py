@@ -31,7 +31,6 @@ def _deepseek(keys: Metadata, base: Config) -> Config:
         "v_head_dim": value_dim,
         "kv_lora_rank": rank,
         "q_lora_rank": keys.get("attention.q_lora_rank"),
-        "attention_bias": False,
         "n_group": keys.get("expert_group_count", 1),
         "topk_group": keys.get("expert_group_used_count", 1),
         **(routed_experts(keys)),
@@ -40,7 +39,7 @@ def _deepseek(keys: Metadata, base: Config) -> Config:
         return config
     grouped = config["n_group"] > 1
     own = {"topk_method": "group_limited_greedy" if grouped else "greedy"}
-    return config | own | {"model_type": "deepseek_v2", "architectures": ["DeepseekV2ForCausalLM"]}
+    return config | own | {"model_type": "deepseek_v2"}
 
 
 def _shape(shapes: Sequence[Shape]) -> Shape:
@@ -69,7 +68,6 @@ _LATENT = {
 LATENT = {
     "deepseek2": Architecture(
         "deepseek_v3",
-        "DeepseekV3ForCausalLM",
         _deepseek,
         {**_LATENT, **NEXT_TOKENS},
         combinations={"self_attn.kv_b_proj.weight": Combination(_shape, _values)},

@@ -18,12 +18,15 @@ NEXT_TOKENS = {
 """A module for multi-token prediction, which is one more layer in the manner of DeepSeek-V3."""
 QWEN_EXPERTS = {**mlp("mlp.shared_expert", "_shexp"), "ffn_gate_inp_shexp": "mlp.shared_expert_gate"}
 _GPT_OSS = {"ffn_gate_inp": "mlp.router", "attn_sinks.weight": "self_attn.sinks"}
-_GRANITE = {
-    **experts("block_sparse_moe.experts", "block_sparse_moe.router"),
-    "ffn_gate_shexp": "shared_mlp.input_linear",
-    "ffn_up_shexp": "shared_mlp.input_linear",
-    "ffn_down_shexp": "shared_mlp.output_linear",
-}
+
+
+def granite_mlp(suffix: str) -> dict[str, str]:
+    """Paths of the MLP of every Granite with experts."""
+    linears = {"gate": "input", "up": "input", "down": "output"}
+    return {f"ffn_{name}{suffix}": f"shared_mlp.{linear}_linear" for name, linear in linears.items()}
+
+
+GRANITE = {**experts("block_sparse_moe.experts", "block_sparse_moe.router"), **granite_mlp("_shexp")}
 _MINIMAX = {"exp_probs_b.bias": "mlp.e_score_correction_bias"}
 
 
@@ -35,9 +38,12 @@ def _counts(keys: Metadata) -> Config:
     }
 
 
-def qwen_experts(keys: Metadata, *, normalises: bool) -> Config:
-    """The experts of every Qwen."""
-    return {
+def qwen_experts(keys: Metadata, *, normalises: bool = True, has_shared: bool = False) -> Config:
+    """The experts of every Qwen, with one that sees every token if `has_shared`."""
+    shared = (
+        {"shared_expert_intermediate_size": keys.require("expert_shared_feed_forward_length")} if has_shared else {}
+    )
+    return shared | {
         "num_experts": keys.require("expert_count"),
         "num_experts_per_tok": keys.require("expert_used_count"),
         "moe_intermediate_size": keys.require("expert_feed_forward_length"),
@@ -46,13 +52,11 @@ def qwen_experts(keys: Metadata, *, normalises: bool) -> Config:
 
 
 def _qwen2_experts(keys: Metadata, base: Config) -> Config:
-    shared = keys.require("expert_shared_feed_forward_length")
-    experts_of = qwen_experts(keys, normalises=False)
-    return experts_of | {"shared_expert_intermediate_size": shared, "use_sliding_window": False}
+    return qwen_experts(keys, normalises=False, has_shared=True) | {"use_sliding_window": False}
 
 
 def _qwen3_experts(keys: Metadata, base: Config) -> Config:
-    return qwen_experts(keys, normalises=True) | {"attention_bias": False, "use_sliding_window": False}
+    return qwen_experts(keys) | {"use_sliding_window": False}
 
 
 def granite_experts(keys: Metadata, base: Config) -> Config:
@@ -87,14 +91,11 @@ def _one_group(keys: Metadata) -> Config:
 
 
 def _dots1(keys: Metadata, base: Config) -> Config:
-    layers = base["num_hidden_layers"]
-    no_windows = {"sliding_window": None, "layer_types": layer_types([False] * layers)}
-    return _one_group(keys) | no_windows | {"attention_bias": False}
+    return _one_group(keys) | {"sliding_window": None, "layer_types": layer_types([False] * base["num_hidden_layers"])}
 
 
 def _glm4(keys: Metadata, base: Config) -> Config:
-    own = {"attention_bias": keys.has_tensor("attn_q.bias"), "use_qk_norm": keys.has_tensor("attn_q_norm.weight")}
-    return _one_group(keys) | own
+    return _one_group(keys) | {"use_qk_norm": keys.has_tensor("attn_q_norm.weight")}
 
 
 def _minimax(keys: Metadata, base: Config) -> Config:
@@ -103,16 +104,14 @@ def _minimax(keys: Metadata, base: Config) -> Config:
 
 
 def _ernie(keys: Metadata, base: Config) -> Config:
-    shared = keys.get("expert_shared_count", 0)
-    width = keys.require("expert_feed_forward_length")
     keys.get("expert_shared_feed_forward_length")  # converters write another one than the tensors have
     return {
         "moe_num_experts": keys.require("expert_count"),
         "moe_k": keys.require("expert_used_count"),
-        "moe_num_shared_experts": shared,
+        "moe_num_shared_experts": keys.get("expert_shared_count", 0),
         "moe_layer_start_index": keys.get("leading_dense_block_count", 0),
         "moe_layer_interval": keys.get("interleave_moe_layer_step", 1),
-        "moe_intermediate_size": width,
+        "moe_intermediate_size": keys.require("expert_feed_forward_length"),
         "use_bias": keys.has_tensor("attn_q.bias"),
     }
 
@@ -121,30 +120,24 @@ def _hunyuan(keys: Metadata, base: Config) -> Config:
     keys.expect("expert_shared_count", 1)
     width = keys.require("expert_feed_forward_length")
     keys.expect("expert_shared_feed_forward_length", width)
-    layers = base["num_hidden_layers"]
     return {
         "num_experts": keys.require("expert_count"),
-        "moe_topk": [keys.require("expert_used_count")] * layers,
+        "moe_topk": [keys.require("expert_used_count")] * base["num_hidden_layers"],
         "intermediate_size": width,
-        "attention_bias": keys.has_tensor("attn_q.bias"),
     }
 
 
 def _llama4(keys: Metadata, base: Config) -> Config:
-    step = keys.require("interleave_moe_layer_step")
-    width = keys.require("expert_feed_forward_length")
-    layers = base["num_hidden_layers"]
-    with_rope = [(layer + 1) % 4 != 0 for layer in range(layers)]
+    with_rope = [(layer + 1) % 4 != 0 for layer in range(base["num_hidden_layers"])]
     return {
         **_counts(keys),
-        "intermediate_size": width,
+        "intermediate_size": keys.require("expert_feed_forward_length"),
         "intermediate_size_mlp": base["intermediate_size"],
-        "interleave_moe_layer_step": step,
+        "interleave_moe_layer_step": keys.require("interleave_moe_layer_step"),
         "no_rope_layers": [int(has) for has in with_rope],
         "layer_types": ["chunked_attention" if has else "full_attention" for has in with_rope],
         "attention_chunk_size": 8192,
         "use_qk_norm": keys.require("expert_count") != 128,  # llama.cpp knows the model without by this
-        "attention_bias": False,
         "attn_temperature_tuning": True,
     }
 
@@ -155,7 +148,6 @@ def _olmoe(keys: Metadata, base: Config) -> Config:
         "num_experts": keys.require("expert_count"),
         "num_experts_per_tok": keys.require("expert_used_count"),
         "norm_topk_prob": False,
-        "attention_bias": False,
         "clip_qkv": None,
     }
 
@@ -165,7 +157,6 @@ def _gpt_oss(keys: Metadata, base: Config) -> Config:
     if base["rope_parameters"]["rope_type"] == "yarn":  # files do not say that its bounds are no whole dimensions
         base["rope_parameters"]["truncate"] = False
     return {
-        "attention_bias": True,
         "intermediate_size": keys.get("expert_feed_forward_length", base["intermediate_size"]),
         **_counts(keys),
         "sliding_window": keys.require("attention.sliding_window"),
@@ -182,30 +173,21 @@ _LLAMA4 = {
     **mlp("feed_forward.shared_expert", "_shexp"),
     **mlp("feed_forward"),
 }
-_ONE_GATE = {"ffn_gate_inp_shexp": ONE_ROW}
 
 MIXTURES = {
-    "dots1": Architecture("dots1", "Dots1ForCausalLM", _dots1),
+    "dots1": Architecture("dots1", _dots1),
     "ernie4_5-moe": Architecture(
-        "ernie4_5_moe", "Ernie4_5_MoeForCausalLM", _ernie, _ERNIE,
-        changes={"exp_probs_b": Change(shape=lambda config, shape: (1, shape[-1]))},
+        "ernie4_5_moe", _ernie, _ERNIE, changes={"exp_probs_b": Change(shape=lambda config, shape: (1, shape[-1]))}
     ),
-    "glm4moe": Architecture("glm4_moe", "Glm4MoeForCausalLM", _glm4, NEXT_TOKENS),
-    "gpt-oss": Architecture("gpt_oss", "GptOssForCausalLM", _gpt_oss, _GPT_OSS),
-    "granitemoe": Architecture(
-        "granitemoeshared", "GraniteMoeSharedForCausalLM", granite_experts, _GRANITE, changes=PAIRS, some_layers=True
-    ),
-    "hunyuan-moe": Architecture("hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM", _hunyuan, _HUNYUAN),
-    "llama4": Architecture("llama4_text", "Llama4ForCausalLM", _llama4, _LLAMA4),
-    "minimax-m2": Architecture("minimax_m2", "MiniMaxM2ForCausalLM", _minimax, _MINIMAX),
-    "olmoe": Architecture("olmoe", "OlmoeForCausalLM", _olmoe),
-    "qwen2moe": Architecture(
-        "qwen2_moe", "Qwen2MoeForCausalLM", _qwen2_experts, QWEN_EXPERTS, changes=_ONE_GATE
-    ),
-    "qwen3moe": Architecture("qwen3_moe", "Qwen3MoeForCausalLM", _qwen3_experts),
-    "qwen3vlmoe": Architecture(
-        "qwen3_moe", "Qwen3MoeForCausalLM",
-        lambda keys, base: without_images(_qwen3_experts(keys, base), keys),
-    ),
-}  # fmt: skip
+    "glm4moe": Architecture("glm4_moe", _glm4, NEXT_TOKENS),
+    "gpt-oss": Architecture("gpt_oss", _gpt_oss, _GPT_OSS),
+    "granitemoe": Architecture("granitemoeshared", granite_experts, GRANITE, changes=PAIRS, some_layers=True),
+    "hunyuan-moe": Architecture("hunyuan_v1_moe", _hunyuan, _HUNYUAN),
+    "llama4": Architecture("llama4_text", _llama4, _LLAMA4),
+    "minimax-m2": Architecture("minimax_m2", _minimax, _MINIMAX),
+    "olmoe": Architecture("olmoe", _olmoe),
+    "qwen2moe": Architecture("qwen2_moe", _qwen2_experts, QWEN_EXPERTS, changes={"ffn_gate_inp_shexp": ONE_ROW}),
+    "qwen3moe": Architecture("qwen3_moe", _qwen3_experts),
+    "qwen3vlmoe": Architecture("qwen3_moe", lambda keys, base: without_images(_qwen3_experts(keys, base), keys)),
+}
 """By `general.architecture`."""

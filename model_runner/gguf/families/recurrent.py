@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 
 from model_runner.gguf.families.dense import granite_scales
-from model_runner.gguf.families.mixtures import QWEN_EXPERTS, SIGMOID, qwen_experts
+from model_runner.gguf.families.mixtures import GRANITE, QWEN_EXPERTS, SIGMOID, granite_mlp, qwen_experts
 from model_runner.gguf.layout import (
     CONVOLUTION,
     DECAY,
@@ -35,7 +35,6 @@ def _delta_net(keys: Metadata, base: Config) -> Config:
     if (modules := keys.get("nextn_predict_layers", 0)) > 1:
         raise UnsupportedModelError(f"it has {modules} modules for multi-token prediction; only one is supported")
     return {
-        "attention_bias": False,
         "layer_types": ["linear_attention" if has else "full_attention" for has in recurrent],
         "linear_conv_kernel_dim": keys.require("ssm.conv_kernel"),
         "linear_key_head_dim": keys.require("ssm.state_size"),
@@ -53,15 +52,11 @@ def _qwen35(keys: Metadata, base: Config) -> Config:
 
 
 def _qwen35_experts(keys: Metadata, base: Config) -> Config:
-    shared = keys.require("expert_shared_feed_forward_length")
-    experts_of = qwen_experts(keys, normalises=True)
-    return _qwen35(keys, base) | experts_of | {"shared_expert_intermediate_size": shared}
+    return _qwen35(keys, base) | qwen_experts(keys, has_shared=True)
 
 
 def _qwen3_next(keys: Metadata, base: Config) -> Config:
-    shared = keys.require("expert_shared_feed_forward_length")
-    experts_of = qwen_experts(keys, normalises=True)
-    return _delta_net(keys, base) | experts_of | {"shared_expert_intermediate_size": shared}
+    return _delta_net(keys, base) | qwen_experts(keys, has_shared=True)
 
 
 _DELTA_NET = {
@@ -170,16 +165,7 @@ def _granite_hybrid(keys: Metadata, base: Config) -> Config:
     }
 
 
-_GRANITE_HYBRID = {
-    **mamba2("mamba"),
-    **experts("block_sparse_moe.experts", "block_sparse_moe.router"),
-    "ffn_gate_shexp": "shared_mlp.input_linear",
-    "ffn_up_shexp": "shared_mlp.input_linear",
-    "ffn_down_shexp": "shared_mlp.output_linear",
-    "ffn_gate": "shared_mlp.input_linear",
-    "ffn_up": "shared_mlp.input_linear",
-    "ffn_down": "shared_mlp.output_linear",
-}
+_GRANITE_HYBRID = {**mamba2("mamba"), **GRANITE, **granite_mlp("")}
 
 
 def _nemotron_h(keys: Metadata, base: Config) -> Config:
@@ -201,8 +187,6 @@ def _nemotron_h(keys: Metadata, base: Config) -> Config:
         "conv_kernel": keys.require("ssm.conv_kernel"),
         "use_conv_bias": keys.has_tensor("ssm_conv1d.bias"),
         "use_bias": keys.has_tensor("ssm_in.bias"),
-        "attention_bias": keys.has_tensor("attn_q.bias"),
-        "mlp_bias": keys.has_tensor("ffn_up.bias"),
         "mlp_hidden_act": "relu2",
         "mamba_hidden_act": "silu",
         "time_step_min": 0.001,
@@ -255,8 +239,6 @@ def _falcon_h1(keys: Metadata, base: Config) -> Config:
         "mamba_d_ssm": keys.require("ssm.inner_size"),
         "mamba_rms_norm": keys.has_tensor("ssm_norm.weight"),
         "mamba_norm_before_gate": False,
-        "attention_bias": keys.has_tensor("attn_q.bias"),
-        "mlp_bias": keys.has_tensor("ffn_up.bias"),
         "projectors_bias": keys.has_tensor("ssm_out.bias"),
     }
 
@@ -285,7 +267,7 @@ def _lfm2(keys: Metadata, base: Config) -> Config:
 def _lfm2_experts(keys: Metadata, base: Config) -> Config:
     keys.expect("expert_gating_func", SIGMOID)
     return _lfm2(keys, base) | {
-        **qwen_experts(keys, normalises=True),
+        **qwen_experts(keys),
         "num_dense_layers": keys.get("leading_dense_block_count", 0),
         "routed_scaling_factor": keys.get("expert_weights_scale", 1.0),
         "use_expert_bias": keys.has_tensor("exp_probs_b.bias"),
@@ -313,29 +295,18 @@ _lfm = partial(
 )
 
 RECURRENT = {
-    "falcon-h1": Architecture(
-        "falcon_h1", "FalconH1ForCausalLM", _falcon_h1, _FALCON_H1, {"output_norm": "model.final_layernorm"}, MAMBA2
-    ),
+    "falcon-h1": Architecture("falcon_h1", _falcon_h1, _FALCON_H1, {"output_norm": "model.final_layernorm"}, MAMBA2),
     "granitehybrid": Architecture(
-        "granitemoehybrid", "GraniteMoeHybridForCausalLM", _granite_hybrid, _GRANITE_HYBRID,
-        changes=PAIRS | MAMBA2, some_layers=True,
+        "granitemoehybrid", _granite_hybrid, _GRANITE_HYBRID, changes=PAIRS | MAMBA2, some_layers=True
     ),
-    "lfm2": _lfm("lfm2", "Lfm2ForCausalLM", _lfm2),
-    "lfm2moe": _lfm("lfm2_moe", "Lfm2MoeForCausalLM", _lfm2_experts),
+    "lfm2": _lfm("lfm2", _lfm2),
+    "lfm2moe": _lfm("lfm2_moe", _lfm2_experts),
     **dict.fromkeys(
         ("nemotron_h", "nemotron_h_moe"),
-        Architecture(
-            "nemotron_h", "NemotronHForCausalLM", _nemotron_h, _NEMOTRON_H, _AROUND_NEMOTRON_H, PAIRS | MAMBA2,
-            some_layers=True,
-        ),
+        Architecture("nemotron_h", _nemotron_h, _NEMOTRON_H, _AROUND_NEMOTRON_H, PAIRS | MAMBA2, some_layers=True),
     ),
-    "qwen35": _qwen("qwen3_5_text", "Qwen3_5ForCausalLM", _qwen35, _DELTA_NET, changes=_TURNED_DELTA_NET),
-    "qwen35moe": _qwen(
-        "qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", _qwen35_experts, _DELTA_NET | QWEN_EXPERTS,
-        changes=_TURNED_DELTA_NET,
-    ),
-    "qwen3next": _qwen(
-        "qwen3_next", "Qwen3NextForCausalLM", _qwen3_next, _DELTA_NET | QWEN_EXPERTS, changes=_NEXT_DELTA_NET
-    ),
-}  # fmt: skip
+    "qwen35": _qwen("qwen3_5_text", _qwen35, _DELTA_NET, changes=_TURNED_DELTA_NET),
+    "qwen35moe": _qwen("qwen3_5_moe_text", _qwen35_experts, _DELTA_NET | QWEN_EXPERTS, changes=_TURNED_DELTA_NET),
+    "qwen3next": _qwen("qwen3_next", _qwen3_next, _DELTA_NET | QWEN_EXPERTS, changes=_NEXT_DELTA_NET),
+}
 """By `general.architecture`."""
