@@ -33,8 +33,8 @@ from model_runner.platforms.platform import Platform
 from model_runner.refusal import refused
 from model_runner.runner_interface import LaunchedStep, LearningStats, RunnerInfo, SpeculationStats
 from model_runner.running_choice import RunningChoice
-from model_runner.sampling.early_sampling import EarlySamplingPlan, EarlyTokens
 from model_runner.sampling.logprobs import logprobs_of_prompts
+from model_runner.sampling.rows import EarlySamplingPlan, EarlyTokens
 from model_runner.scoring.transforms import RawStep
 from model_runner.speculative.proposer import ChoiceStep, TargetStep
 from model_runner.speculative.step_times import StepLoad, StepTimes

@@ -23,8 +23,7 @@ from model_runner.kv_cache import Move
 from model_runner.learning.learning import NO_LEARNING, Learning
 from model_runner.rotary_positions import rotary_positions
 from model_runner.running_choice import RunningChoice
-from model_runner.sampling.early_sampling import EarlySamplingPlan
-from model_runner.sampling.rows import SamplingState
+from model_runner.sampling.rows import EarlySamplingPlan, SamplingState
 from model_runner.scoring.contrastive_search import ContrastiveSearch
 from model_runner.shared_list import SharedList
 from model_runner.speculative.draft_kv import TargetBlocks

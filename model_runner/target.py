@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from model_runner.batch import Batch, IntArray
 from model_runner.features import Feature
-from model_runner.sampling.early_sampling import EarlySamplingPlan, EarlyTokens
+from model_runner.sampling.rows import EarlySamplingPlan, EarlyTokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 
 from model_runner.contract import Failure, StepPlan
 from model_runner.runner_interface import LaunchedStep, Runner
-from scheduler.history import ChoiceHistory, Progress
-from scheduler.interface import BACKGROUND, ChoiceState, EngineRequest, EngineStats, RequestOutput
-from scheduler.request import failure_of
+from scheduler.interface import BACKGROUND, ChoiceHistory, ChoiceState, EngineRequest, EngineStats, RequestOutput
+from scheduler.request import Progress, failure_of
 from scheduler.scheduler import Scheduler
 
 _PATIENCE_S = 0.02

@@ -9,7 +9,6 @@ from typing import Any, Literal
 from model_runner.contract import Failure, SamplingParams, Speculation, TokenLogprobs
 from model_runner.image import Image
 from model_runner.runner_interface import ImageStats, LearningStats, SpeculationStats
-from scheduler.history import ChoiceHistory
 
 BACKGROUND = 1 << 20
 """The first tier that is scheduled only when other work leaves room."""
@@ -136,6 +135,89 @@ class EngineRequest:
     def num_drawn(self) -> int:
         """How many of all running sequences sample tokens. Guides do not; a search's beams serve all choices."""
         return self.width if self.beam_search is not None else len(self.choices)
+
+
+@dataclass(frozen=True, slots=True)
+class MethodDrafts:
+    """Drafts that one speculation method made for a choice."""
+
+    method: str
+    accepted: int
+    """Draft tokens that became output."""
+    rejected: int
+    """Draft tokens that were verified and rejected."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceHistory:
+    """The timeline of one choice in one engine, up to `as_of`: when it ran, in how many steps, and what delayed it.
+
+    A restarted engine begins a new history. All times are seconds on the clock of time.perf_counter, which all
+    processes of one Linux machine share. A step counts for a choice if it computed something for it. A step that ran
+    out of memory counts for no choice.
+
+    Members of a group are counted together. A beam search has one history, reported for each of its choices; a choice
+    with guidance counts steps of either member. Prompt and output tokens are the choice's own.
+    """
+
+    choice: int
+    arrived_at: float
+    """When the engine received the request. Preparation, such as compiling a grammar, counts as waiting."""
+    as_of: float
+    """Time of this snapshot, or of the end of the choice."""
+    has_ended: bool
+    prompt_tokens: int
+    admitted_at: float | None = None
+    """When it first left the queue."""
+    first_token_at: float | None = None
+    """When the prompt was computed and this engine's first token came. None for pooling and before that time."""
+    cached_tokens: int = 0
+    """Prompt tokens found in the prefix cache at the first admission."""
+    output_tokens: int = 0
+    """Tokens this engine generated. For a running beam search: the tokens that all beams share."""
+    steps: int = 0
+    prefill_steps: int = 0
+    """Steps that computed known tokens, from an admission to the first token after it."""
+    preemptions: int = 0
+    """How often it was preempted and went back to the queue."""
+    waited_again_s: float = 0.0
+    """Seconds spent in the queue after preemptions."""
+    is_waiting: bool = False
+    """Whether it is in the queue now, for the first time or again."""
+    drafts: tuple[MethodDrafts, ...] = ()
+    """By speculation method. Methods without drafts are omitted."""
+
+    @property
+    def queue_s(self) -> float:
+        """Seconds until the first admission. `queue_s`, `prefill_s` and `decode_s` add up to the time since arrival."""
+        return (self.as_of if self.admitted_at is None else self.admitted_at) - self.arrived_at
+
+    @property
+    def prefill_s(self) -> float | None:
+        """Seconds from the first admission to the first token, or to `as_of` if none came. None before admission."""
+        if self.admitted_at is None:
+            return None
+        return (self.as_of if self.first_token_at is None else self.first_token_at) - self.admitted_at
+
+    @property
+    def decode_s(self) -> float | None:
+        """Seconds since the first token. None before it."""
+        return None if self.first_token_at is None else self.as_of - self.first_token_at
+
+    def until(self, moment: float) -> "ChoiceHistory":
+        """A copy whose times end at `moment`. Counts are unchanged."""
+        if moment >= self.as_of:
+            return self
+        admitted_at, first_token_at = (
+            None if at is None or at > moment else at for at in (self.admitted_at, self.first_token_at)
+        )
+        return replace(
+            self,
+            arrived_at=min(self.arrived_at, moment),
+            as_of=moment,
+            admitted_at=admitted_at,
+            first_token_at=first_token_at,
+        )
 
 
 @dataclass(slots=True)

@@ -14,9 +14,107 @@ from model_runner.contract import (
 )
 from model_runner.image import Image
 from model_runner.shared_list import SharedList
-from scheduler.history import ChoiceHistory, Progress
-from scheduler.interface import BACKGROUND, ChoiceState, EngineRequest, FinishReason, RequestOutput
+from scheduler.interface import (
+    BACKGROUND,
+    ChoiceHistory,
+    ChoiceState,
+    EngineRequest,
+    FinishReason,
+    MethodDrafts,
+    RequestOutput,
+)
 from scheduler.prefix_cache import BlockChain
+
+
+@dataclass(slots=True, eq=False)
+class Progress:
+    """Counters of a live choice, shared by all members of a group."""
+
+    arrived_at: float
+    num_prompt: int
+    num_before: int = 0
+    """Number of output tokens it arrived with."""
+    steps: int = 0
+    last_step: int = 0
+    """Number of the last step counted. A step counts once, even if it computes several members."""
+    is_prefilling: bool = True
+    """Whether no token has come yet since the last admission."""
+    admitted_at: float | None = None
+    first_token_at: float | None = None
+    num_cached: int = 0
+    prefill_steps: int = 0
+    """Steps of completed prefills."""
+    prefill_began: int = 0
+    """Value of `steps` when the current prefill began."""
+    preemptions: int = 0
+    waiting_since: float | None = None
+    """When it last went back to the queue; None while it runs."""
+    waited_again_s: float = 0.0
+    drafts: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """(accepted, rejected) by method."""
+
+    def note_step(self, number: int) -> None:
+        """Count step `number`, which computed something for this choice or another member of its group."""
+        if self.last_step != number:
+            self.last_step = number
+            self.steps += 1
+
+    def note_admission(self, now: float, num_cached: int) -> None:
+        """Record that it left the queue. `num_cached` counts only at the first admission."""
+        if self.admitted_at is None:
+            self.admitted_at = now
+            self.num_cached = num_cached
+        if self.waiting_since is not None:
+            self.waited_again_s += now - self.waiting_since
+            self.waiting_since = None
+
+    def note_preemption(self, now: float) -> None:
+        """Record that it went back to the queue and must recompute its tokens."""
+        self.preemptions += 1
+        self.waiting_since = now
+        self._end_prefill()
+        self.prefill_began = self.steps
+        self.is_prefilling = True
+
+    def note_token(self, now: float) -> None:
+        """Record that the last counted step brought the first token since the last admission."""
+        self._end_prefill()
+        self.is_prefilling = False
+        if self.first_token_at is None:
+            self.first_token_at = now
+
+    def note_drafts(self, method: str, accepted: int, rejected: int) -> None:
+        """Add the draft tokens that one step verified."""
+        before = self.drafts.get(method, (0, 0))
+        self.drafts[method] = before[0] + accepted, before[1] + rejected
+
+    def history(self, choice: int, num_output: int, now: float, *, has_ended: bool = False) -> ChoiceHistory:
+        """A snapshot for the choice with this index and number of output tokens."""
+        waiting_s = 0.0 if self.waiting_since is None else now - self.waiting_since
+        return ChoiceHistory(
+            choice=choice,
+            arrived_at=self.arrived_at,
+            as_of=now,
+            has_ended=has_ended,
+            prompt_tokens=self.num_prompt,
+            admitted_at=self.admitted_at,
+            first_token_at=self.first_token_at,
+            cached_tokens=self.num_cached,
+            output_tokens=num_output - self.num_before,
+            steps=self.steps,
+            prefill_steps=self.prefill_steps + self._num_prefilling,
+            preemptions=self.preemptions,
+            waited_again_s=self.waited_again_s + waiting_s,
+            is_waiting=not has_ended and (self.admitted_at is None or self.waiting_since is not None),
+            drafts=tuple(MethodDrafts(method, *counts) for method, counts in self.drafts.items()),
+        )
+
+    @property
+    def _num_prefilling(self) -> int:
+        return self.steps - self.prefill_began if self.is_prefilling else 0
+
+    def _end_prefill(self) -> None:
+        self.prefill_steps += self._num_prefilling
 
 
 class Group(Protocol):

@@ -19,7 +19,7 @@ of the same priority, so work always completes.
 
 If device or host memory runs out in a step, the whole step is discarded. Its largest choice goes back to the queue,
 unless it ranks first. Steps are smaller for a while, down to the least with which the first choice makes progress. If
-memory runs out even then, that choice fails (see out_of_memory.py).
+memory runs out even then, that choice fails (see step_size.py).
 
 The beams of a search are a group, and so are a choice and its guide. Members are admitted when all of them fit, are
 preempted together, and run in lockstep: the last known tokens of all members are computed in the same step.
@@ -42,30 +42,27 @@ from model_runner.contract import (
 )
 from model_runner.runner_interface import ImageFeatures, LearningStats, SpeculationStats
 from model_runner.shared_list import SharedList
-from scheduler.background_budget import BackgroundBudget, OthersLoad
 from scheduler.block_groups import BlockGroups, Growth, ReusedKV
 from scheduler.block_pool import IntegrityError
 from scheduler.checks import check_request
-from scheduler.choices import Choices
-from scheduler.groups import (
-    BeamMembers,
-    Guided,
-    Searches,
-    before_span,
-    least_share,
-    least_to_begin,
-    lockstep,
-    search_from_start,
-    split_budget,
-)
-from scheduler.history import ChoiceHistory
+from scheduler.choices import BeamMembers, Choices, Guided, Searches, search_from_start
 from scheduler.image_queue import ImageQueue
-from scheduler.interface import EngineRequest, EngineStats, RequestOutput, SchedulerConfig, WatchText
-from scheduler.out_of_memory import OUT_OF_MEMORY, StepLimit
+from scheduler.interface import ChoiceHistory, EngineRequest, EngineStats, RequestOutput, SchedulerConfig, WatchText
 from scheduler.prefix_cache import CacheLog
 from scheduler.request import Request, make_choices
 from scheduler.run_state import Counters, RunState, check_accounting
 from scheduler.sharing import KVSharing
+from scheduler.step_size import (
+    OUT_OF_MEMORY,
+    BackgroundBudget,
+    OthersLoad,
+    StepLimit,
+    before_span,
+    least_share,
+    least_to_begin,
+    lockstep,
+    split_budget,
+)
 from scheduler.waiting_queue import make_queue
 
 
@@ -87,7 +84,7 @@ class Step:
         placed: tuple[PlacedBlock, ...] = (),
     ) -> None:
         """Schedule `num_tokens` tokens and the request's candidates. Its blocks must have room for both."""
-        share = ScheduledRequest(
+        self.shares[request.key] = share = ScheduledRequest(
             key=request.key,
             num_tokens=num_tokens,
             new_blocks=new_blocks,
@@ -95,7 +92,6 @@ class Step:
             chosen=request.take_chosen(),
             placed=placed,
         )
-        self.shares[request.key] = share
         self.budget -= share.num_rows
 
     def give_decode(self, request: Request) -> None:
@@ -292,8 +288,7 @@ class Scheduler:
         return choices
 
     def abort(self, request_id: str, choice: int | None = None) -> list[ChoiceHistory]:
-        """End one choice, or all if `choice` is None, and free the blocks at once. Unknown and ended choices are
-        ignored.
+        """End one choice, or all if `choice` is None, and free the blocks at once. Ignores unknown and ended choices.
 
         Returns the histories of the choices that ended.
         """
@@ -333,9 +328,8 @@ class Scheduler:
         self._others = None
         if background or (self._waiting and self._waiting.peek().is_background):
             self._others = step.load()
-            step.budget = min(
-                step.budget, self._background_budget.num_tokens(self._others, self._least_background(background))
-            )
+            most = self._background_budget.num_tokens(self._others, self._least_background(background))
+            step.budget = min(step.budget, most)
             self._fill(step, background, is_background=True)
         if not step.shares:
             return StepPlan((), (), (), ())
@@ -382,13 +376,7 @@ class Scheduler:
                 raise IntegrityError(f"the runner returned {choice.key!r} instead of {share.key!r}")
             if (request := self._running.get(share.key)) is not None:
                 results[share.key] = choice
-                request.num_computed += share.num_tokens
-                if request.features_from is not None:
-                    self._images.note_computed(request)
-                if self.groups:
-                    request.num_state_blocks = self._blocks.state_blocks_after(
-                        request, request.num_state_blocks, request.num_computed
-                    )
+                self._note_computed(request, share.num_tokens)
                 request.progress.note_step(number)
                 if request.progress.is_prefilling:
                     prefills.append(share.num_tokens)
@@ -402,6 +390,14 @@ class Scheduler:
                 if (request := self._running.get(key)) is not None:
                     self._blocks.give_back(request)
         return outputs
+
+    def _note_computed(self, request: Request, num_tokens: int) -> None:
+        request.num_computed += num_tokens
+        if request.features_from is not None:
+            self._images.note_computed(request)
+        if self.groups:
+            before, known = request.num_state_blocks, request.num_computed
+            request.num_state_blocks = self._blocks.state_blocks_after(request, before, known)
 
     def _handle_out_of_memory(self, plan: StepPlan, reason: str, now: float) -> list[RequestOutput]:
         """Recover from a step that ran out of memory and returned no results."""

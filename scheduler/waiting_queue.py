@@ -1,53 +1,59 @@
 """The waiting queue: the order of admission, and which running choice is preempted."""
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Protocol
+from typing import Generic, TypeVar
 
 from scheduler.interface import BACKGROUND, Policy
 from scheduler.request import Request
 
+Party = TypeVar("Party", str, int)
 
-class WaitingQueue(Protocol):
+
+class WaitingQueue(ABC):
     """A waiting order. Its head waits until it fits: smaller requests do not overtake it."""
 
+    @abstractmethod
     def __len__(self) -> int: ...
 
+    @abstractmethod
     def push(self, request: Request) -> None:
         """Add a new choice."""
-        ...
 
     def requeue(self, request: Request) -> None:
         """Put a preempted choice back, before all newer ones of its class."""
-        ...
+        self.push(request)
 
+    @abstractmethod
     def peek(self) -> Request:
         """The head, which stays in the queue. The queue must not be empty."""
-        ...
 
+    @abstractmethod
     def pop(self) -> Request:
         """Remove and return the head for admission."""
-        ...
 
+    @abstractmethod
     def remove(self, request: Request) -> None:
         """Remove a waiting choice from any position."""
-        ...
 
     def rank(self, request: Request) -> tuple[int, ...]:
         """Sort key for preemption: the running choice with the highest rank gives way.
 
         The choice with the lowest rank always keeps its blocks, so that work always completes.
         """
-        ...
+        return (request.arrival,)
 
-    def note_service(self, request: Request, *, num_input: int = 0, num_output: int = 0) -> None:
-        """Record service: `num_input` prompt tokens to be computed at admission, or `num_output` generated tokens."""
-        ...
+    def note_service(self, request: Request, *, num_input: int = 0, num_output: int = 0) -> None:  # noqa: B027
+        """Record service: `num_input` prompt tokens to be computed at admission, or `num_output` generated tokens.
+
+        Most orders do not depend on it.
+        """
 
 
-class ArrivalQueue:
-    """First come, first served."""
+class ArrivalQueue(WaitingQueue):
+    """First come, first served. A preempted choice keeps its position in the arrival order."""
 
     def __init__(self) -> None:
         self._waiting: list[Request] = []  # sorted by rank, which is unique
@@ -57,9 +63,6 @@ class ArrivalQueue:
 
     def push(self, request: Request) -> None:
         insort(self._waiting, request, key=self.rank)
-
-    def requeue(self, request: Request) -> None:
-        self.push(request)  # its arrival position is unchanged
 
     def peek(self) -> Request:
         return self._waiting[0]
@@ -73,12 +76,6 @@ class ArrivalQueue:
             raise ValueError(f"{request.key!r} is not waiting")
         del self._waiting[index]
 
-    def rank(self, request: Request) -> tuple[int, ...]:
-        return (request.arrival,)
-
-    def note_service(self, request: Request, *, num_input: int = 0, num_output: int = 0) -> None:
-        """Ignored: arrival order does not depend on service."""
-
 
 class PriorityQueue(ArrivalQueue):
     """Lowest priority number first, then first come, first served. Others can wait indefinitely."""
@@ -87,51 +84,75 @@ class PriorityQueue(ArrivalQueue):
         return (request.priority, request.arrival)
 
 
-class TurnQueue:
-    """Parties take turns, however many choices each has. Within a party: first come, first served."""
+class _Lines(WaitingQueue, Generic[Party]):
+    """A queue for each of several parties. Subclasses decide whose turn it is."""
 
-    def __init__(self, party: Callable[[Request], str]) -> None:
-        """`party` returns the party whose turn a choice uses."""
-        self._party = party
-        self._turns: OrderedDict[str, ArrivalQueue] = OrderedDict()  # only parties that wait, in order of their turns
+    def __init__(self, make_line: Callable[[], WaitingQueue], party: Callable[[Request], Party]) -> None:
+        """`make_line` creates the queue of a party; `party` returns the party that a choice belongs to."""
+        self._make_line = make_line
+        self._party: Callable[[Request], Party] = party
+        self._lines: OrderedDict[Party, WaitingQueue] = OrderedDict()
 
     def __len__(self) -> int:
-        return sum(map(len, self._turns.values()))
+        return sum(map(len, self._lines.values()))
+
+    def __bool__(self) -> bool:
+        return any(self._lines.values())
 
     def push(self, request: Request) -> None:
         self._line(request).push(request)
 
     def requeue(self, request: Request) -> None:
         self._line(request).requeue(request)
-        self._turns.move_to_end(self._party(request), last=False)  # its turn produced nothing, so it is returned
 
     def peek(self) -> Request:
-        return next(iter(self._turns.values())).peek()
+        return self._lines[self._next()].peek()
 
     def pop(self) -> Request:
-        party, line = next(iter(self._turns.items()))
-        self._turns.move_to_end(party)
-        request = line.pop()
-        self._drop_if_empty(party)
+        party = self._next()
+        request = self._lines[party].pop()
+        self._leave(party)
         return request
 
     def remove(self, request: Request) -> None:
         party = self._party(request)
-        self._turns[party].remove(request)
-        self._drop_if_empty(party)
+        self._lines[party].remove(request)
+        self._leave(party)
 
-    def rank(self, request: Request) -> tuple[int, ...]:
-        return (request.arrival,)
+    @abstractmethod
+    def _next(self) -> Party:
+        """The party of the head."""
 
-    def note_service(self, request: Request, *, num_input: int = 0, num_output: int = 0) -> None:
-        """Ignored: turns do not depend on service."""
+    def _leave(self, party: Party) -> None:
+        """A choice has left this party's queue, which is forgotten when it is empty."""
+        if not self._lines[party]:
+            del self._lines[party]
 
-    def _line(self, request: Request) -> ArrivalQueue:
-        return self._turns.setdefault(self._party(request), ArrivalQueue())
+    def _line(self, request: Request) -> WaitingQueue:
+        party = self._party(request)
+        if party not in self._lines:
+            self._lines[party] = self._make_line()
+        return self._lines[party]
 
-    def _drop_if_empty(self, party: str) -> None:
-        if not self._turns[party]:
-            del self._turns[party]
+
+class TurnQueue(_Lines[str]):
+    """Parties take turns, however many choices each has. Within a party: first come, first served."""
+
+    def __init__(self, party: Callable[[Request], str]) -> None:
+        super().__init__(ArrivalQueue, party)
+
+    def requeue(self, request: Request) -> None:
+        super().requeue(request)
+        self._lines.move_to_end(self._party(request), last=False)  # its turn produced nothing, so it is returned
+
+    def pop(self) -> Request:
+        self._lines.move_to_end(party := self._next())
+        request = self._lines[party].pop()
+        self._leave(party)
+        return request
+
+    def _next(self) -> str:
+        return next(iter(self._lines))
 
 
 INPUT_COST = 1.0
@@ -140,7 +161,7 @@ OUTPUT_COST = 2.0
 """Service cost of a generated token. Both are the paper's weights, which follow common prices."""
 
 
-class FairShareQueue:
+class FairShareQueue(_Lines[str]):
     """Serves the waiting client with the least service per weight (virtual token counter, arXiv:2401.00588).
 
     Each client's counter is its service divided by its weight. A client that returns after waiting for nothing is
@@ -151,37 +172,15 @@ class FairShareQueue:
 
     def __init__(self, make_line: Callable[[], WaitingQueue]) -> None:
         """`make_line` creates the queue of one client."""
-        self._make_line = make_line
-        self._lines: dict[str, WaitingQueue] = {}  # only of clients that wait
+        super().__init__(make_line, lambda request: request.client)
         self._counters: dict[str, float] = {}
         self._last_to_leave = ""
 
-    def __len__(self) -> int:
-        return sum(map(len, self._lines.values()))
-
     def push(self, request: Request) -> None:
+        """A preempted choice is requeued instead: its client was not idle, so it is not lifted."""
         if request.client not in self._lines:
             self._lift(request.client)
-        self._line(request.client).push(request)
-
-    def requeue(self, request: Request) -> None:
-        self._line(request.client).requeue(request)  # not lifted: its client was not idle
-
-    def peek(self) -> Request:
-        return self._lines[self._next()].peek()
-
-    def pop(self) -> Request:
-        client = self._next()
-        request = self._lines[client].pop()
-        self._drop_if_empty(client)
-        return request
-
-    def remove(self, request: Request) -> None:
-        self._lines[request.client].remove(request)
-        self._drop_if_empty(request.client)
-
-    def rank(self, request: Request) -> tuple[int, ...]:
-        return (request.arrival,)
+        super().push(request)
 
     def note_service(self, request: Request, *, num_input: int = 0, num_output: int = 0) -> None:
         service = INPUT_COST * num_input + OUTPUT_COST * num_output
@@ -196,50 +195,23 @@ class FairShareQueue:
         least = min(of_others) if of_others else self._counters.get(self._last_to_leave, 0.0)
         self._counters[client] = max(self._counters.get(client, 0.0), least)
 
-    def _line(self, client: str) -> WaitingQueue:
-        if client not in self._lines:
-            self._lines[client] = self._make_line()
-        return self._lines[client]
-
-    def _drop_if_empty(self, client: str) -> None:
-        if not self._lines[client]:
-            del self._lines[client]
-            self._last_to_leave = client
+    def _leave(self, party: str) -> None:
+        super()._leave(party)
+        if party not in self._lines:
+            self._last_to_leave = party
 
 
-class TieredQueue:
+class TieredQueue(_Lines[int]):
     """Lowest tier first under every policy. Within a tier, its own queue decides."""
 
     def __init__(self, make_line: Callable[[], WaitingQueue]) -> None:
         """`make_line` creates the queue of one tier. It is kept when empty, because it may remember past service."""
-        self._make_line = make_line
-        self._lines: dict[int, WaitingQueue] = {}  # in the order of tiers
-
-    def __len__(self) -> int:
-        return sum(map(len, self._lines.values()))
-
-    def __bool__(self) -> bool:
-        return any(self._lines.values())
+        super().__init__(make_line, lambda request: request.tier)
 
     @property
     def num_background(self) -> int:
         """Waiting choices in background tiers."""
         return sum(len(line) for tier, line in self._lines.items() if tier >= BACKGROUND)
-
-    def push(self, request: Request) -> None:
-        self._line(request).push(request)
-
-    def requeue(self, request: Request) -> None:
-        self._line(request).requeue(request)
-
-    def peek(self) -> Request:
-        return self._first().peek()
-
-    def pop(self) -> Request:
-        return self._first().pop()
-
-    def remove(self, request: Request) -> None:
-        self._line(request).remove(request)
 
     def rank(self, request: Request) -> tuple[int, ...]:
         return (request.tier, *self._line(request).rank(request))
@@ -247,14 +219,11 @@ class TieredQueue:
     def note_service(self, request: Request, *, num_input: int = 0, num_output: int = 0) -> None:
         self._line(request).note_service(request, num_input=num_input, num_output=num_output)
 
-    def _first(self) -> WaitingQueue:
-        return next(line for line in self._lines.values() if line)
+    def _next(self) -> int:
+        return min(tier for tier, line in self._lines.items() if line)
 
-    def _line(self, request: Request) -> WaitingQueue:
-        if request.tier not in self._lines:
-            self._lines[request.tier] = self._make_line()
-            self._lines = dict(sorted(self._lines.items()))
-        return self._lines[request.tier]
+    def _leave(self, party: int) -> None:
+        """Nothing is forgotten."""
 
 
 def make_queue(policy: Policy) -> TieredQueue:

@@ -19,7 +19,7 @@ from model_runner.batch import NO_TOKENS, Batch, IntArray, to_device
 from model_runner.features import Feature
 from model_runner.model_needs import DoesNotFitError
 from model_runner.modules.target import HFTargetModel, TokenRows, fetch_early_tokens, take_early_tokens
-from model_runner.sampling.early_sampling import EarlySamplingPlan, EarlyTokens
+from model_runner.sampling.rows import EarlySamplingPlan, EarlyTokens
 
 logger = logging.getLogger("samewise.runner")
 

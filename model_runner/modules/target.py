@@ -17,7 +17,7 @@ from model_runner.modules.call import ModelCall
 from model_runner.modules.image_rows import StepImages
 from model_runner.modules.step import StepAttention, StepStates
 from model_runner.recurrence.backend import RecurrenceBackend
-from model_runner.sampling.early_sampling import NO_EARLY_TOKENS, EarlySamplingPlan, EarlyTokens
+from model_runner.sampling.rows import NO_EARLY_TOKENS, EarlySamplingPlan, EarlyTokens
 
 
 @dataclass(frozen=True, slots=True)

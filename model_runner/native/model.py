@@ -20,7 +20,7 @@ from model_runner.native.layer import NativeLayer
 from model_runner.native.packed import NativeProduct, PackedWeight
 from model_runner.native.packer import NativePacker
 from model_runner.recurrence.cpu import NativeRecurrence
-from model_runner.sampling.early_sampling import NO_EARLY_TOKENS, EarlySamplingPlan, EarlyTokens
+from model_runner.sampling.rows import NO_EARLY_TOKENS, EarlySamplingPlan, EarlyTokens
 from model_runner.spec.model_spec import ModelSpec
 from model_runner.spec.rotary import RotaryTable
 from model_runner.weights.matrix import Matrix

@@ -18,7 +18,7 @@ from model_runner.kv_cache import KVCache, KVShape
 from model_runner.platforms.memory import DeviceMemory, Measured, StorageTypes
 from model_runner.recurrence.backend import RecurrenceBackend, StateCache
 from model_runner.refusal import UnsupportedModelError
-from model_runner.sampling.early_sampling import SampleAllowed
+from model_runner.sampling.rows import SampleAllowed
 from model_runner.sampling.sampler import Sampler
 from model_runner.scoring.early_exit import EarlyExit, find_early_exit, twin
 from model_runner.spec.model_shape import ModelShape

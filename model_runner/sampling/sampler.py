@@ -1,9 +1,12 @@
-"""Sampling: from logits to tokens, for all rows of a step."""
+"""Sampling: from logits to tokens, for all rows of a step at once.
+
+Constraints come first: bias, bans and penalties. Then greedy rows are decided, and others continue in truncations.py.
+"""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import torch
@@ -13,10 +16,8 @@ from model_runner.config import LogprobsMode
 from model_runner.contract import BeamCandidate, Failure, TokenLogprobs, no_token_left
 from model_runner.kernels.library import Kernels
 from model_runner.kernels.row_sums import row_log_softmax
-from model_runner.sampling.early_sampling import NO_TOKEN, MaskedRows
 from model_runner.sampling.logprobs import candidates_of, describe, take, values_of
-from model_runner.sampling.processors import CONSTRAINTS, keep_plausible, process
-from model_runner.sampling.rows import SamplingRows
+from model_runner.sampling.rows import NO_TOKEN, Entries, MaskedRows, SamplingRows, Setting
 from model_runner.sampling.truncations import Truncations, truncate
 
 
@@ -59,7 +60,7 @@ def pick(kernels: Kernels, logits: Tensor, keys: Tensor, temperatures: Tensor) -
 
 
 def sample_allowed(kernels: Kernels, logits: Tensor, masked: MaskedRows) -> list[int]:
-    """Samples masked rows with the native kernels; an early_sampling.SampleAllowed."""
+    """Samples masked rows with the native kernels; a rows.SampleAllowed."""
     tokens: list[int] = kernels.pick(
         logits.contiguous(), masked.keys, masked.temperatures, masked.rows, masked.masks
     ).tolist()
@@ -114,7 +115,7 @@ class Sampler:
         scores, errors = constrain(logits, rows)
         raw = logits if raw is None else raw.float()
         if rows.least_share is not None:
-            scores = keep_plausible(scores, raw, rows.least_share)
+            scores = _keep_plausible(scores, raw, rows.least_share)
         if rows.truncated or not draw.divides:
             scores = self._truncate(scores, rows.without_whole_temperature() if draw.divides else rows)
         tokens = _choose(scores, rows, draw) | dict.fromkeys((*rows.listed, *errors), NO_TOKEN)
@@ -172,10 +173,104 @@ def _candidates(
     return dict(zip(listed, candidates_of(take(scores, listed), take(reported, listed), counts, num_top), strict=True))
 
 
+_LARGEST: Final = torch.finfo(torch.float32).max
+
+
+def _bias(logits: Tensor, rows: SamplingRows) -> None:
+    _add(logits, rows.logit_bias)
+
+
+def _allow(logits: Tensor, rows: SamplingRows) -> None:
+    """Ban all tokens that are not in the request's list."""
+    places = rows.allowed.rows, rows.allowed.tokens
+    kept = logits[places]
+    logits[rows.allowed_rows] = -math.inf
+    logits[places] = kept
+
+
+def _follow_grammar(logits: Tensor, rows: SamplingRows) -> None:
+    """Ban tokens that the grammar does not allow."""
+    if len(rows.grammar_rows) == len(logits):
+        logits.masked_fill_(~rows.masks, -math.inf)
+    else:
+        kept = logits.index_select(0, rows.grammar_rows).masked_fill_(~rows.masks, -math.inf)
+        logits.index_copy_(0, rows.grammar_rows, kept)
+
+
+def _ban(logits: Tensor, rows: SamplingRows) -> None:
+    """Ban the tokens that bad_words, min_tokens and no_repeat_ngram_size forbid."""
+    _add(logits, rows.banned)
+
+
+def _penalise_repetition(logits: Tensor, rows: SamplingRows) -> None:
+    """Divide positive and multiply negative logits of tokens in prompt or output (CTRL, arXiv:1909.05858)."""
+    places, penalty = (rows.repetition.rows, rows.repetition.tokens), rows.repetition.values
+    old = logits[places].double()
+    logits[places] = torch.where(old > 0, old / penalty, old * penalty).float()
+
+
+def _penalise_output(logits: Tensor, rows: SamplingRows) -> None:
+    """Frequency and presence penalty as OpenAI defines them: only generated tokens count."""
+    _add(logits, rows.output_penalty, sign=-1)
+
+
+def _penalise_extension(logits: Tensor, rows: SamplingRows) -> None:
+    """DRY ("don't repeat yourself"): penalise tokens that would extend a repetition, more for longer repetitions."""
+    _add(logits, rows.dry, sign=-1)
+
+
+def _favour_ending(logits: Tensor, rows: SamplingRows) -> None:
+    """Raise the logits of tokens that end the output as it grows longer. Banned tokens stay banned."""
+    places = rows.ending.rows, rows.ending.tokens
+    old = logits[places].double()
+    new = (old + old.abs() * rows.ending.values).clamp(-_LARGEST, _LARGEST)  # DRY may have made `old` huge
+    logits[places] = torch.where(old.isfinite(), new, old).float()
+
+
+def _add(logits: Tensor, entries: Entries, sign: int = 1) -> None:
+    places = entries.rows, entries.tokens
+    logits[places] = (logits[places].double() + sign * entries.values).float()
+
+
+def constrained(logits: Tensor, rows: SamplingRows) -> Tensor:
+    """Logits [rows, vocab] float32 after bias, bans and penalties: the argument itself if no row has any.
+
+    Rows that do not use a step keep their exact bits.
+    """
+    steps: tuple[tuple[bool, Callable[[Tensor, SamplingRows], None]], ...] = (
+        (bool(rows.logit_bias), _bias),
+        (len(rows.allowed_rows) > 0, _allow),
+        (len(rows.grammar_rows) > 0, _follow_grammar),
+        (bool(rows.banned), _ban),
+        (bool(rows.repetition), _penalise_repetition),  # before the output penalties, which may change a logit's sign
+        (bool(rows.output_penalty), _penalise_output),
+        (bool(rows.dry), _penalise_extension),
+        (bool(rows.ending), _favour_ending),
+    )
+    used = [step for is_used, step in steps if is_used]
+    if used:
+        logits = logits.clone()
+    for step in used:
+        step(logits, rows)
+    return logits
+
+
+def _keep_plausible(scores: Tensor, logits: Tensor, least_share: Setting) -> Tensor:
+    """Scores with -inf for tokens whose probability by `logits` is below the row's share of the highest probability.
+
+    This is the adaptive plausibility constraint of contrastive decoding (arXiv:2210.15097). Tokens that are already
+    banned do not count, so at least one other token always remains.
+    """
+    old = least_share.take(scores)
+    possible = least_share.take(logits).masked_fill(old == -math.inf, -math.inf)
+    lowest = possible.amax(-1, keepdim=True).double() + least_share.values.log()
+    return least_share.put(scores.clone(), old.masked_fill(possible < lowest, -math.inf))
+
+
 def constrain(raw: Tensor, rows: SamplingRows) -> tuple[Tensor, dict[int, Failure]]:
     """Apply all constraints. Returns the scores, and the rows in which no token can be chosen, with the reason."""
     errors = dict.fromkeys(_unusable(raw), NOT_FINITE)
-    scores = process(CONSTRAINTS, _with_logprobs(raw, rows.listed), rows)
+    scores = constrained(_with_logprobs(raw, rows.listed), rows)
     if scores is not raw:
         blamed = [row for row in _unusable(scores) if row not in rows.listed]  # listed rows may have no candidates
         errors = {row: no_token_left(rows.sampling[row]) for row in blamed} | errors | dict(rows.failures)

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from model_runner.kernels.triton.pick import pick
-from model_runner.sampling.early_sampling import EarlySamplingPlan
-from model_runner.sampling.rows import SamplingRows
+from model_runner.sampling.rows import EarlySamplingPlan, SamplingRows
 
 
 class TritonDraw:

@@ -15,7 +15,7 @@ from torch import Tensor
 from model_runner.contract import SAMPLER_ORDER
 from model_runner.kernels.library import Kernels
 from model_runner.kernels.row_sums import cumulative_sums, entropies, row_log_softmax, row_softmax, row_sums
-from model_runner.sampling.rows import SamplingRows, Setting
+from model_runner.sampling.rows import SamplingRows
 
 _KINDS: Final = {name: kind for kind, name in enumerate(SAMPLER_ORDER)}
 """Values of SwTruncationKind in kernels/cpu/samewise.h."""
@@ -47,156 +47,126 @@ _SHORT_TAIL = 4096
 """Number of tail tokens that usually hold all of the tail's mass."""
 
 
-Truncation = Callable[[Tensor, Setting], Tensor]
-"""One truncation step: processes the rows of a setting in logits [rows, vocab] float32. Other rows keep their exact
-bits. It may modify its argument."""
+Truncation = Callable[[Tensor, Tensor], Tensor]
+"""One truncation step: takes logits [rows, vocab] float32, which it does not modify, and the values [rows, 1]."""
 
 
-class Temperature:
+def _divide(logits: Tensor, values: Tensor) -> Tensor:
     """Divides the logits after shifting the highest to 0, so that small temperatures do not overflow."""
-
-    def __call__(self, logits: Tensor, used: Setting) -> Tensor:
-        old = used.take(logits).double()
-        return used.put(logits, old.sub_(old.amax(-1, keepdim=True)).div_(used.values).float())
+    old = logits.double()
+    return old.sub_(old.amax(-1, keepdim=True)).div_(values).float()
 
 
-class TopNSigma:
+def _top_n_sigma(logits: Tensor, values: Tensor) -> Tensor:
     """Keeps logits at most n standard deviations below the highest (arXiv:2411.07641).
 
     The deviation is computed over the finite logits. Temperature scales both alike, so it does not affect the result.
     """
-
-    def __call__(self, logits: Tensor, used: Setting) -> Tensor:
-        old = used.take(logits)
-        relative = old.double() - old.amax(-1, keepdim=True)
-        real = relative.isfinite()
-        count = real.sum(-1, keepdim=True)
-        mean = row_sums(relative.masked_fill(~real, 0)) / count
-        variance = row_sums((relative - mean).masked_fill(~real, 0).square()) / count
-        return used.put(logits, torch.where(relative < -used.values * variance.sqrt(), -math.inf, old))
+    relative = logits.double() - logits.amax(-1, keepdim=True)
+    real = relative.isfinite()
+    count = real.sum(-1, keepdim=True)
+    mean = row_sums(relative.masked_fill(~real, 0)) / count
+    variance = row_sums((relative - mean).masked_fill(~real, 0).square()) / count
+    return torch.where(relative < -values * variance.sqrt(), -math.inf, logits)
 
 
-class TypicalP:
+def _typical_p(logits: Tensor, values: Tensor) -> Tensor:
     """Locally typical sampling (arXiv:2202.00666).
 
     Tokens are ordered by |-log p - H|, where H is the entropy. The shortest prefix with mass >= typical_p is kept, and
     all tokens that tie with its last one.
     """
-
-    def __call__(self, logits: Tensor, used: Setting) -> Tensor:
-        old = used.take(logits)
-        logprobs = row_log_softmax(old.double())  # [n, vocab]
-        probs = logprobs.exp()
-        entropy = entropies(probs)
-        distance = (-logprobs - entropy).abs()
-        # Tokens with mass >= typical_p have logprobs above `tail`, hence distances up to `reach`: only these are
-        # sorted.
-        tail = _tail_probability(used.values, probs.shape[-1]).log()
-        reach = torch.maximum(-tail - entropy, entropy)
-        tokens, real = compact(distance <= reach)
-        near, order = distance.gather(1, tokens).masked_fill(~real, math.inf).sort(dim=-1, stable=True)
-        mass = cumulative_sums(probs.gather(1, tokens).masked_fill(~real, 0).gather(1, order))
-        last = (mass < used.values).sum(-1, keepdim=True).minimum(real.sum(-1, keepdim=True) - 1)
-        return used.put(logits, torch.where(distance > near.gather(1, last), -math.inf, old))
+    logprobs = row_log_softmax(logits.double())  # [n, vocab]
+    probs = logprobs.exp()
+    entropy = entropies(probs)
+    distance = (-logprobs - entropy).abs()
+    # Tokens with mass >= typical_p have logprobs above `tail`, hence distances up to `reach`: only these are
+    # sorted.
+    tail = _tail_probability(values, probs.shape[-1]).log()
+    reach = torch.maximum(-tail - entropy, entropy)
+    tokens, real = compact(distance <= reach)
+    near, order = distance.gather(1, tokens).masked_fill(~real, math.inf).sort(dim=-1, stable=True)
+    mass = cumulative_sums(probs.gather(1, tokens).masked_fill(~real, 0).gather(1, order))
+    last = (mass < values).sum(-1, keepdim=True).minimum(real.sum(-1, keepdim=True) - 1)
+    return torch.where(distance > near.gather(1, last), -math.inf, logits)
 
 
-class EpsilonCutoff:
+def _epsilon_cutoff(logits: Tensor, values: Tensor) -> Tensor:
     """Keeps tokens with at least the probability epsilon (arXiv:2210.15191); if none, the most probable ones."""
-
-    def __call__(self, logits: Tensor, used: Setting) -> Tensor:
-        old = used.take(logits)
-        return used.put(logits, _cut(old, row_softmax(old.double()), used.values))
+    return _cut(logits, row_softmax(logits.double()), values)
 
 
-class EtaCutoff:
+def _eta_cutoff(logits: Tensor, values: Tensor) -> Tensor:
     """Keeps tokens with at least the probability min(epsilon, sqrt(epsilon) exp(-H)); if none, the most probable ones.
 
     H is the entropy (arXiv:2210.15191).
     """
-
-    def __call__(self, logits: Tensor, used: Setting) -> Tensor:
-        old = used.take(logits)
-        probs = row_softmax(old.double())
-        entropy = entropies(probs)
-        return used.put(logits, _cut(old, probs, used.values.minimum(used.values.sqrt() * (-entropy).exp())))
+    probs = row_softmax(logits.double())
+    entropy = entropies(probs)
+    return _cut(logits, probs, values.minimum(values.sqrt() * (-entropy).exp()))
 
 
-class TopK:
+def _top_k(logits: Tensor, values: Tensor) -> Tensor:
     """Keeps the k highest logits and all that tie with the last of them."""
-
-    def __call__(self, logits: Tensor, used: Setting) -> Tensor:
-        k = used.values.long()  # [n, 1]
-        old = used.take(logits)
-        lowest = old.topk(int(k.max()), -1).values.gather(1, k - 1)
-        return used.put(logits, torch.where(old < lowest, -math.inf, old))
+    k = values.long()  # [n, 1]
+    lowest = logits.topk(int(k.max()), -1).values.gather(1, k - 1)
+    return torch.where(logits < lowest, -math.inf, logits)
 
 
-class TopP:
+def _top_p(logits: Tensor, values: Tensor) -> Tensor:
     """Nucleus sampling (arXiv:1904.09751).
 
     Keeps a token if the more probable tokens together have less mass than top_p. Among equals the lower id counts as
     more probable. Probabilities are those after the previous steps.
     """
-
-    def __call__(self, logits: Tensor, used: Setting) -> Tensor:
-        old = used.take(logits)
-        tokens, probs = _head(row_softmax(old.double()), used.values)
-        probs, order = probs.sort(dim=-1, descending=True, stable=True)
-        tokens = tokens.gather(1, order)
-        kept = (cumulative_sums(probs)[:, :-1] < used.values) & (probs[:, 1:] > 0)
-        first, others = tokens[:, :1], tokens[:, 1:]
-        tokens = torch.cat([first, others.where(kept, first)], -1)  # the first is always kept, and may be repeated
-        return used.put(logits, torch.full_like(old, -math.inf).scatter_(1, tokens, old.gather(1, tokens)))
+    tokens, probs = _head(row_softmax(logits.double()), values)
+    probs, order = probs.sort(dim=-1, descending=True, stable=True)
+    tokens = tokens.gather(1, order)
+    kept = (cumulative_sums(probs)[:, :-1] < values) & (probs[:, 1:] > 0)
+    first, others = tokens[:, :1], tokens[:, 1:]
+    tokens = torch.cat([first, others.where(kept, first)], -1)  # the first is always kept, and may be repeated
+    return torch.full_like(logits, -math.inf).scatter_(1, tokens, logits.gather(1, tokens))
 
 
-class MinP:
+def _min_p(logits: Tensor, values: Tensor) -> Tensor:
     """Keeps tokens with at least min_p times the highest probability (arXiv:2407.01082)."""
-
-    def __call__(self, logits: Tensor, used: Setting) -> Tensor:
-        old = used.take(logits)
-        lowest = old.amax(-1, keepdim=True).double() + used.values.log()
-        return used.put(logits, torch.where(old < lowest, -math.inf, old))
+    lowest = logits.amax(-1, keepdim=True).double() + values.log()
+    return torch.where(logits < lowest, -math.inf, logits)
 
 
-class ExcludeTopChoices:
+def _exclude_top_choices(logits: Tensor, values: Tensor) -> Tensor:
     """XTC: of the tokens with at least the threshold's probability, only the least probable is kept.
 
     Among equals the lower id counts as more probable. Rows in which XTC does not apply this time are excluded
     beforehand.
     """
-
-    def __call__(self, logits: Tensor, used: Setting) -> Tensor:
-        old = used.take(logits)
-        probs = row_softmax(old.double())
-        above = (probs >= used.values) & old.isfinite()
-        lowest = old.masked_fill(~above, math.inf).amin(-1, keepdim=True)
-        ids = torch.arange(old.shape[-1], device=old.device)
-        last = torch.where(above & (old == lowest), ids, -1).amax(-1, keepdim=True)  # -1 if there is none
-        return used.put(logits, torch.where(above & (ids != last), -math.inf, old))
+    probs = row_softmax(logits.double())
+    above = (probs >= values) & logits.isfinite()
+    lowest = logits.masked_fill(~above, math.inf).amin(-1, keepdim=True)
+    ids = torch.arange(logits.shape[-1], device=logits.device)
+    last = torch.where(above & (logits == lowest), ids, -1).amax(-1, keepdim=True)  # -1 if there is none
+    return torch.where(above & (ids != last), -math.inf, logits)
 
 
-class SurpriseLimit:
+def _limit_surprise(logits: Tensor, values: Tensor) -> Tensor:
     """Mirostat 2.0 (arXiv:2007.14966): keeps tokens with surprise -log2 p <= mu; if none, the most probable one."""
-
-    def __call__(self, logits: Tensor, used: Setting) -> Tensor:
-        old = used.take(logits)
-        surprises = row_log_softmax(old.double()) / -math.log(2)
-        kept = surprises <= used.values
-        best = old.argmax(-1, keepdim=True)  # the lowest id among equals
-        return used.put(logits, torch.where(kept.scatter(1, best, True), old, -math.inf))
+    surprises = row_log_softmax(logits.double()) / -math.log(2)
+    kept = surprises <= values
+    best = logits.argmax(-1, keepdim=True)  # the lowest id among equals
+    return torch.where(kept.scatter(1, best, True), logits, -math.inf)
 
 
 TRUNCATIONS: Final[Mapping[str, Truncation]] = {
-    "temperature": Temperature(),
-    "top_n_sigma": TopNSigma(),
-    "typical_p": TypicalP(),
-    "epsilon_cutoff": EpsilonCutoff(),
-    "eta_cutoff": EtaCutoff(),
-    "top_k": TopK(),
-    "top_p": TopP(),
-    "min_p": MinP(),
-    "xtc": ExcludeTopChoices(),
-    "mirostat": SurpriseLimit(),
+    "temperature": _divide,
+    "top_n_sigma": _top_n_sigma,
+    "typical_p": _typical_p,
+    "epsilon_cutoff": _epsilon_cutoff,
+    "eta_cutoff": _eta_cutoff,
+    "top_k": _top_k,
+    "top_p": _top_p,
+    "min_p": _min_p,
+    "xtc": _exclude_top_choices,
+    "mirostat": _limit_surprise,
 }
 """By the names in SamplingParams.sampler_order."""
 
@@ -211,7 +181,7 @@ def truncate(logits: Tensor, rows: SamplingRows) -> Tensor:
     if rows.truncations:
         logits = logits.clone()
     for used in rows.truncations:
-        logits = TRUNCATIONS[used.name](logits, used)
+        logits = used.put(logits, TRUNCATIONS[used.name](used.take(logits), used.values))
     return logits
 
 

@@ -11,7 +11,7 @@ from model_runner.batch import Batch
 from model_runner.contract import Contrastive, DoLa, SamplingParams
 from model_runner.features import Feature, layer_input
 from model_runner.kernels.row_sums import entropies, row_log_softmax
-from model_runner.sampling.early_sampling import EarlySamplingPlan
+from model_runner.sampling.rows import EarlySamplingPlan
 from model_runner.scoring.early_exit import EarlyExit
 from model_runner.target import TargetModel
 

@@ -11,9 +11,15 @@ from model_runner.batch import SampleRows
 from model_runner.contract import BeamCandidate, Failure, TokenLogprobs, Verification
 from model_runner.draft_tree import ROOT, DraftTree, Fork
 from model_runner.kernels.row_sums import entropies, row_softmax, row_sums
-from model_runner.sampling.early_sampling import NO_EARLY_TOKENS, NO_TOKEN, EarlyTokens, SampleAllowed
 from model_runner.sampling.noise import Stream, uniform
-from model_runner.sampling.rows import SamplingRows, SamplingState
+from model_runner.sampling.rows import (
+    NO_EARLY_TOKENS,
+    NO_TOKEN,
+    EarlyTokens,
+    SampleAllowed,
+    SamplingRows,
+    SamplingState,
+)
 from model_runner.sampling.sampler import NOT_FINITE, Draw, Sampler
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Request, Response
 from fastapi import Query as QueryParameter
 
-from scheduler.history import ChoiceHistory, MethodDrafts
+from scheduler.interface import ChoiceHistory, MethodDrafts
 from server.api.answer_object import AnswerObject, doc
 from server.api.dialect import Dialect
 from server.api.openai.pages import ListQuery, query_of, select

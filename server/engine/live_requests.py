@@ -5,8 +5,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from scheduler.history import ChoiceHistory
-from scheduler.interface import BACKGROUND, ChoiceState, EngineRequest, RequestOutput
+from scheduler.interface import BACKGROUND, ChoiceHistory, ChoiceState, EngineRequest, RequestOutput
 from server.engine.places import Places
 from server.engine.recovery import Crash, CrashPolicy
 

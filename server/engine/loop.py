@@ -8,8 +8,7 @@ from typing import Protocol
 
 from model_runner.refusal import one_line
 from model_runner.runner_interface import LearningStats, RunnerInfo
-from scheduler.history import ChoiceHistory
-from scheduler.interface import EngineRequest, EngineStats, RequestOutput
+from scheduler.interface import ChoiceHistory, EngineRequest, EngineStats, RequestOutput
 from scheduler.prefix_cache import CacheLog
 from server.engine.kv_events import encode_batch
 from server.engine.messages import (

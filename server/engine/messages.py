@@ -14,8 +14,7 @@ import msgspec
 from model_runner.config import RunnerConfig
 from model_runner.model_needs import ModelNeeds
 from model_runner.runner_interface import RunnerInfo
-from scheduler.history import ChoiceHistory
-from scheduler.interface import EngineRequest, EngineStats, Policy, RequestOutput
+from scheduler.interface import ChoiceHistory, EngineRequest, EngineStats, Policy, RequestOutput
 
 _LENGTH_BYTES = 4
 

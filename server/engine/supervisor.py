@@ -12,8 +12,7 @@ from typing import Any, Protocol
 
 from model_runner.processes import Backoff
 from model_runner.runner_interface import RunnerInfo
-from scheduler.history import ChoiceHistory
-from scheduler.interface import BACKGROUND, EngineRequest, EngineStats
+from scheduler.interface import BACKGROUND, ChoiceHistory, EngineRequest, EngineStats
 from server.engine.client import EngineState, EngineUnavailableError, QueueFullError, RequestFailedError
 from server.engine.live_requests import Follower, LiveRequest, LiveRequests
 from server.engine.messages import (

@@ -10,8 +10,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from model_runner.runner_interface import RunnerInfo
-from scheduler.history import ChoiceHistory
-from scheduler.interface import EngineRequest, EngineStats
+from scheduler.interface import ChoiceHistory, EngineRequest, EngineStats
 from server.engine.client import EngineState, EngineUnavailableError, OutputStream
 from server.engine.live_requests import Follower
 from server.engine.step_log import StepLog

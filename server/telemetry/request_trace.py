@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import islice
 
-from scheduler.history import ChoiceHistory
-from scheduler.interface import EngineRequest
+from scheduler.interface import ChoiceHistory, EngineRequest
 from server.telemetry.metrics import EndReason, Metrics
 from server.telemetry.timeline import MAX_LISTED_CHOICES, ChoiceTimeline, RequestTimeline, work_of
 

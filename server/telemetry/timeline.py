@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from scheduler.history import ChoiceHistory, MethodDrafts
+from scheduler.interface import ChoiceHistory, MethodDrafts
 from server.telemetry.metrics import EndReason
 
 MAX_LISTED_CHOICES: Final = 32

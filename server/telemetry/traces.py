@@ -15,7 +15,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from scheduler.history import ChoiceHistory
+from scheduler.interface import ChoiceHistory
 from server import __version__
 from server.telemetry.timeline import ChoiceTimeline, EngineWork, RequestTimeline
 

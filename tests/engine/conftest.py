@@ -16,8 +16,7 @@ from model_runner.contract import Failure, SamplingParams, StepPlan, TokenLogpro
 from model_runner.runner import ModelRunner
 from model_runner.speculative.proposer import Proposer
 from scheduler.engine import Engine
-from scheduler.history import ChoiceHistory
-from scheduler.interface import EngineRequest, FinishReason, SchedulerConfig
+from scheduler.interface import ChoiceHistory, EngineRequest, FinishReason, SchedulerConfig
 from scheduler.scheduler import Scheduler
 from tests import tiny_vocabulary
 from tests.conftest import VOCAB_SIZE, give_back_memory

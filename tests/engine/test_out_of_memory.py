@@ -18,7 +18,7 @@ from model_runner.runner import ModelRunner
 from model_runner.state import RunnerState
 from scheduler import out_of_memory
 from scheduler.interface import BeamSearch, ChoiceState, EngineRequest, FinishReason
-from scheduler.out_of_memory import OUT_OF_MEMORY
+from scheduler.step_size import OUT_OF_MEMORY
 from tests.engine.conftest import GREEDY, SMALL_VOCAB, Answer, Harness
 from tests.engine.tiny_heads import write_eagle3
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from model_runner.model_needs import ModelNeeds
 from model_runner.runner_interface import RunnerInfo
-from scheduler.history import ChoiceHistory, Progress
-from scheduler.interface import BACKGROUND, EngineRequest, EngineStats, FinishReason, RequestOutput
+from scheduler.interface import BACKGROUND, ChoiceHistory, EngineRequest, EngineStats, FinishReason, RequestOutput
+from scheduler.request import Progress
 from server.engine.loop import LoadedEngine
 from server.engine.messages import EngineConfig, Plan
 

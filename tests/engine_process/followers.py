@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from scheduler.history import ChoiceHistory
+from scheduler.interface import ChoiceHistory
 
 
 @dataclass

@@ -25,14 +25,15 @@ from model_runner.contract import (
 )
 from model_runner.model_needs import ModelNeeds
 from model_runner.runner_interface import LearningStats, RunnerInfo, SpeculationStats
-from scheduler.history import ChoiceHistory, MethodDrafts
 from scheduler.interface import (
     BeamScore,
     BeamSearch,
+    ChoiceHistory,
     ChoiceState,
     EngineRequest,
     EngineStats,
     FinishReason,
+    MethodDrafts,
     RequestOutput,
 )
 from server.engine.messages import (

@@ -14,9 +14,8 @@ from model_runner.features import LAST, Feature
 from model_runner.kv_cache import KVCache, KVShape
 from model_runner.runner import ModelRunner
 from model_runner.runner_interface import RunnerInfo
-from model_runner.sampling.early_sampling import NO_EARLY_TOKENS, EarlySamplingPlan, EarlyTokens
 from model_runner.sampling.noise import Stream, noise_key
-from model_runner.sampling.rows import SamplingState
+from model_runner.sampling.rows import NO_EARLY_TOKENS, EarlySamplingPlan, EarlyTokens, SamplingState
 from model_runner.sampling.sampler import Sampler
 from model_runner.scoring.contrastive_search import ContrastiveSearch
 from model_runner.speculative.controller import SpeculationController

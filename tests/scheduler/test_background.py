@@ -5,8 +5,8 @@ from itertools import count
 
 import pytest
 
-from scheduler.background_budget import BackgroundBudget, OthersLoad
 from scheduler.interface import BACKGROUND, BeamSearch
+from scheduler.step_size import BackgroundBudget, OthersLoad
 from tests.scheduler.driving import make_engine, make_request, run, shares, tokens_of
 
 

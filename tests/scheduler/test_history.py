@@ -8,8 +8,15 @@ import pytest
 
 from model_runner.contract import SamplingParams
 from scheduler.engine import Engine
-from scheduler.history import ChoiceHistory, MethodDrafts
-from scheduler.interface import BeamSearch, ChoiceState, EngineRequest, FinishReason, SchedulerConfig
+from scheduler.interface import (
+    BeamSearch,
+    ChoiceHistory,
+    ChoiceState,
+    EngineRequest,
+    FinishReason,
+    MethodDrafts,
+    SchedulerConfig,
+)
 from scheduler.scheduler import Scheduler
 from tests.scheduler.driving import CONFIG
 from tests.scheduler.simulated_runner import SimulatedRunner

@@ -8,7 +8,7 @@ import pytest
 from model_runner.contract import SamplingParams, ScheduledRequest, StepPlan
 from scheduler import out_of_memory
 from scheduler.interface import BeamSearch, ChoiceState, EngineRequest, FinishReason, SchedulerConfig
-from scheduler.out_of_memory import OUT_OF_MEMORY, StepLimit
+from scheduler.step_size import OUT_OF_MEMORY, StepLimit
 from scheduler.waiting_queue import make_queue
 from tests.scheduler.driving import CONFIG, make_engine, make_request, run, shares, tokens_of
 from tests.scheduler.simulated_beams import expected_sequences

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from model_runner.contract import SamplingParams
-from scheduler.groups import Guided
+from scheduler.choices import Guided
 from scheduler.interface import EngineRequest
 from scheduler.request import make_choices
 from scheduler.waiting_queue import make_queue

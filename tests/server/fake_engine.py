@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from model_runner.contract import Failure, TokenLogprobs
 from model_runner.runner_interface import RunnerInfo
-from scheduler.history import ChoiceHistory
-from scheduler.interface import EngineRequest, EngineStats, FinishReason, RequestOutput
+from scheduler.interface import ChoiceHistory, EngineRequest, EngineStats, FinishReason, RequestOutput
 from server.engine.client import EngineState, EngineUnavailableError, QueueFullError
 from server.engine.live_requests import Follower
 from server.engine.step_log import StepLog

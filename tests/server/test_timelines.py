@@ -6,8 +6,7 @@ from functools import partial
 import pytest
 
 from model_runner.contract import SamplingParams
-from scheduler.history import ChoiceHistory, MethodDrafts
-from scheduler.interface import ChoiceState, EngineRequest
+from scheduler.interface import ChoiceHistory, ChoiceState, EngineRequest, MethodDrafts
 from server.telemetry.metrics import Metrics
 from server.telemetry.recent_requests import MAX_ENDED, RecentRequests
 from server.telemetry.request_trace import PromptTrace, RequestTrace

@@ -31,7 +31,7 @@ def keys_of(count: int, seed: int = 0) -> list[int]:
 
 
 def divided(logits: Tensor, temperature: float) -> Tensor:
-    """As sampling.processors.Temperature does."""
+    """As sampling.truncations does."""
     old = logits.double()
     return ((old - old.amax(-1, keepdim=True)) / temperature).float() if temperature != 1 else logits
 

@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model_runner.contract import SamplingParams
-from model_runner.sampling.early_sampling import EarlySamplingPlan, EarlyTokens
-from model_runner.sampling.processors import CONSTRAINTS, process
-from model_runner.sampling.rows import SamplingRows, SamplingState
+from model_runner.sampling.rows import EarlySamplingPlan, EarlyTokens, SamplingRows, SamplingState
+from model_runner.sampling.sampler import constrained
 from model_runner.sampling.truncations import truncate
 
 from . import oracle
@@ -35,9 +34,9 @@ def rows_of(cases: Sequence[Case], vocab_size: int, device: torch.device = CPU) 
 
 
 def processed(logits: Tensor, cases: Sequence[Case]) -> Tensor:
-    """The logits after all processors."""
+    """The logits after all constraints and truncations."""
     rows = rows_of(cases, logits.shape[-1])
-    return truncate(process(CONSTRAINTS, logits, rows), rows)
+    return truncate(constrained(logits, rows), rows)
 
 
 def picks_of(logits: Tensor, plan: EarlySamplingPlan) -> EarlyTokens:

@@ -20,9 +20,8 @@ from model_runner.batch import SampleRows
 from model_runner.contract import SamplingParams
 from model_runner.draft_tree import NO_DRAFT, ROOT, DraftTree
 from model_runner.sampling import grammar as module
-from model_runner.sampling.early_sampling import NO_EARLY_TOKENS, MaskedRows
 from model_runner.sampling.grammar import GrammarError, Grammars, GuessedTokens, Matcher
-from model_runner.sampling.rows import SamplingState
+from model_runner.sampling.rows import NO_EARLY_TOKENS, MaskedRows, SamplingState
 from model_runner.sampling.sampler import Sampler
 from model_runner.speculative.grammar import prune
 from model_runner.speculative.verify import Verifier

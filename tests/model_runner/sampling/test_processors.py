@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from transformers.generation import logits_process as hf
 
 from model_runner.contract import SAMPLER_ORDER, Breaker, Dry, Mirostat, SamplingParams, Xtc
-from model_runner.sampling.processors import CONSTRAINTS
+from model_runner.sampling.sampler import constrained
 
 from . import oracle
 from .cases import OUTPUT, PROMPT, SETTINGS
@@ -226,9 +226,10 @@ def test_the_largest_penalties_on_the_same_token_leave_it_finite(z):
     assert result.tolist() == [z, torch.finfo(torch.float32).max, -math.inf, z]
 
 
-def test_no_processor_applies_to_default_settings():
+def test_nothing_changes_with_default_settings():
     rows = rows_of([Case(SamplingParams(), PROMPT, OUTPUT), Case(SamplingParams(temperature=0), PROMPT)], 25)
-    assert not any(processor.applies(rows) for processor in CONSTRAINTS)
+    logits = random_logits(2, 25, seed=1)
+    assert constrained(logits, rows) is logits
     assert not rows.truncations
 
 

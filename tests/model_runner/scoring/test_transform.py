@@ -10,7 +10,7 @@ from model_runner.batch import Batch, SampleRows
 from model_runner.contract import Contrastive, DoLa, SamplingParams
 from model_runner.draft_tree import DraftTree, chain
 from model_runner.features import Feature
-from model_runner.sampling.early_sampling import EarlySamplingPlan
+from model_runner.sampling.rows import EarlySamplingPlan
 from model_runner.scoring.transforms import RawStep, Scoring, Share
 from tests.model_runner.batches import Chunk, make_batch
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from model_runner.contract import Breaker, Dry, Failure, Mirostat, SamplingParams, Verification, Xtc
 from model_runner.draft_tree import NO_DRAFT, ROOT, DraftTree
-from model_runner.sampling.early_sampling import EarlySamplingPlan, EarlyTokens
+from model_runner.sampling.rows import EarlySamplingPlan, EarlyTokens
 from model_runner.sampling.sampler import Sampler
 from tests.model_runner.sampling import oracle
 from tests.model_runner.sampling.harness import picks_of

@@ -10,9 +10,8 @@ from torch import Tensor
 from model_runner.batch import SampleRows
 from model_runner.contract import Failure, SamplingParams, TokenLogprobs, Verification
 from model_runner.draft_tree import ROOT, DraftDistribution, DraftTree
-from model_runner.sampling.early_sampling import NO_EARLY_TOKENS, EarlySamplingPlan, EarlyTokens
 from model_runner.sampling.noise import Stream, noise_key
-from model_runner.sampling.rows import SamplingState
+from model_runner.sampling.rows import NO_EARLY_TOKENS, EarlySamplingPlan, EarlyTokens, SamplingState
 from model_runner.sampling.sampler import Sampler
 from model_runner.speculative.verify import Verifier
 from tests.model_runner.oracles.draw import TorchDraw, gumbel

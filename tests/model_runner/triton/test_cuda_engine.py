@@ -16,7 +16,7 @@ from model_runner.contract import (
     Speculation,
     StepPlan,
 )
-from model_runner.sampling.early_sampling import EarlySamplingPlan
+from model_runner.sampling.rows import EarlySamplingPlan
 from model_runner.sampling.sampler import NOT_FINITE, Sampler
 from scheduler.interface import ChoiceState, EngineRequest
 from tests.engine.conftest import Answer, Harness

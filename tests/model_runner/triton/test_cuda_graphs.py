@@ -15,7 +15,7 @@ from model_runner.cuda.graphs import GraphedTarget, graph_sizes
 from model_runner.features import LAST, Feature
 from model_runner.kv_cache import KVCache, KVShape
 from model_runner.modules.target import TokenRows
-from model_runner.sampling.early_sampling import NO_EARLY_TOKENS, EarlySamplingPlan, EarlyTokens
+from model_runner.sampling.rows import NO_EARLY_TOKENS, EarlySamplingPlan, EarlyTokens
 from tests.model_runner.batches import Chunk, make_batch
 from tests.model_runner.triton.recorded_graphs import RecordedGraphs
 

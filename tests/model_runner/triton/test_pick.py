@@ -11,8 +11,8 @@ from torch import Tensor
 
 from model_runner.contract import SamplingParams
 from model_runner.kernels.triton.pick import pick
-from model_runner.sampling.early_sampling import NO_TOKEN, EarlySamplingPlan
 from model_runner.sampling.noise import Stream, noise_key
+from model_runner.sampling.rows import NO_TOKEN, EarlySamplingPlan
 from model_runner.sampling.sampler import Picks, Sampler
 from model_runner.sampling.triton_draw import TritonDraw
 from tests.model_runner.kernels.test_gumbel_max import RARE_HASHES, key_with, near_pairs
