@@ -23,7 +23,7 @@ from torch import nn
 from bench.engine_environment import use_engine_environment
 from bench.steps import Reader
 from bench.texts import longest_topics
-from model_runner.batch_maker import prompt_batch
+from model_runner.batch import prompt_batch
 from model_runner.config import RunnerConfig
 from model_runner.contract import SamplingParams
 from model_runner.heads.base import TargetShape

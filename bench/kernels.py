@@ -23,8 +23,7 @@ from torch import Tensor
 from bench.engine_environment import use_engine_environment
 from model_runner.attention.backend import AttentionOptions
 from model_runner.attention.cpu import NativeAttention
-from model_runner.batch import Batch
-from model_runner.batch_maker import BatchChoice, BatchMaker, LogitRows, StepTokens
+from model_runner.batch import Batch, BatchChoice, BatchMaker, LogitRows, StepTokens
 from model_runner.hub.repository import cache_folder
 from model_runner.kernels.build import build_kernels
 from model_runner.kernels.library import Kernels, WeightKind

@@ -30,7 +30,7 @@ from bench.surroundings import Kind, Surroundings
 from model_runner.config import RunnerConfig
 from model_runner.contract import ChoiceResult, StepPlan, StepResult
 from model_runner.hub.repository import resolve_model
-from model_runner.runner_interface import DoneAtLaunch, RunnerInfo, SpeculationStats
+from model_runner.runner_interface import Runner, RunnerInfo, SpeculationStats
 from scheduler.engine import Engine
 from scheduler.interface import SchedulerConfig
 from scheduler.prefix_cache import CacheLog
@@ -56,7 +56,7 @@ NUM_BLOCKS = 4096
 STEP_VARIABLE = "SAMEWISE_BENCH_STEP_S"
 
 
-class SleepingRunner(DoneAtLaunch):
+class SleepingRunner(Runner):
     """A Runner without a model: each step sleeps, then returns the next word for each choice that has caught up."""
 
     num_blocks = NUM_BLOCKS

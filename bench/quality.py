@@ -25,7 +25,7 @@ from bench.shared_runner import Engines
 from bench.text_plot import draw, require_matplotlib
 from bench.texts import longest_topics
 from model_runner.assemble import assemble
-from model_runner.batch_maker import prompt_batch
+from model_runner.batch import prompt_batch
 from model_runner.config import KVCacheDType, Quantization, Rows, RunnerConfig
 from model_runner.contract import SamplingParams
 from model_runner.hub.repository import resolve_model

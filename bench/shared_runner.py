@@ -9,13 +9,13 @@ from model_runner.contract import SamplingParams, StepPlan, StepResult
 from model_runner.learning.link import ProcessLink
 from model_runner.learning.wiring import MakeLink
 from model_runner.runner import ModelRunner
-from model_runner.runner_interface import DoneAtLaunch, SpeculationStats
+from model_runner.runner_interface import Runner, SpeculationStats
 from scheduler.engine import Engine
 from scheduler.interface import SchedulerConfig
 from scheduler.scheduler import Scheduler
 
 
-class SharedRunner(DoneAtLaunch):
+class SharedRunner(Runner):
     """A runner that several engines use one after the other, each with its own number of blocks."""
 
     def __init__(self, runner: ModelRunner, num_blocks: int, known: set[str]) -> None:

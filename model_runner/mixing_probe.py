@@ -15,8 +15,7 @@ from torch import Tensor
 
 from model_runner.contract import SamplingParams, ScheduledRequest
 from model_runner.draft_tree import NO_DRAFT
-from model_runner.running_choice import RunningChoice
-from model_runner.state import RunnerState
+from model_runner.state import RunnerState, RunningChoice
 from model_runner.target import TargetModel
 
 _LENGTH = 45

@@ -15,7 +15,6 @@ from model_runner.assemble import RunnerParts, assemble
 from model_runner.batch import Batch, IntArray
 from model_runner.config import RunnerConfig
 from model_runner.contract import (
-    CacheGroup,
     ChoiceResult,
     SamplingParams,
     ScheduledRequest,
@@ -31,14 +30,14 @@ from model_runner.learning.wiring import MakeLink
 from model_runner.platforms.memory import oom_reason
 from model_runner.platforms.platform import Platform
 from model_runner.refusal import refused
-from model_runner.runner_interface import LaunchedStep, LearningStats, RunnerInfo, SpeculationStats
-from model_runner.running_choice import RunningChoice
+from model_runner.runner_interface import LaunchedStep, LearningStats, Runner, RunnerInfo, SpeculationStats
 from model_runner.sampling.logprobs import logprobs_of_prompts
 from model_runner.sampling.rows import EarlySamplingPlan, EarlyTokens
 from model_runner.scoring.transforms import RawStep
 from model_runner.speculative.proposer import ChoiceStep, TargetStep
 from model_runner.speculative.step_times import StepLoad, StepTimes
 from model_runner.speculative.verify import Verdict
+from model_runner.state import RunningChoice
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +118,12 @@ _PREPARING_THREADS = 8
 """More threads than there are processes that check grammars first, so that slow grammars do not block others."""
 
 
-class ModelRunner:
-    """Implements Runner: one forward pass over a plan's tokens, then a token for each choice that is ready."""
+class ModelRunner(Runner):
+    """One forward pass over a plan's tokens, then a token for each choice that is ready."""
 
     def __init__(self, parts: RunnerParts, info: RunnerInfo) -> None:
         self.info = info
+        self.num_blocks, self.groups = info.num_blocks, info.groups
         self._target = parts.target
         self._kv_cache = parts.kv_cache
         self._state = parts.state
@@ -141,8 +141,8 @@ class ModelRunner:
         self._drafter = parts.drafter
         self._grammars = parts.grammars
         self._learning = parts.learning
+        self._reader = parts.images
         self.images = None if parts.images is None else parts.images.features
-        self._tower_cores = None if parts.images is None else parts.images.cores
         self._preparing = ThreadPoolExecutor(_PREPARING_THREADS, "prepare")
 
     @classmethod
@@ -164,15 +164,6 @@ class ModelRunner:
         parts.learning.start()
         return runner
 
-    @property
-    def num_blocks(self) -> int:
-        """Number of KV blocks."""
-        return self.info.num_blocks
-
-    @property
-    def groups(self) -> Sequence[CacheGroup]:
-        return self.info.groups
-
     def prepare(self, sampling: SamplingParams, num_choices: int) -> Future[None] | None:
         """Compile the grammar, if there is one; a limit on reasoning needs the grammar package's vocabulary."""
         if sampling.grammar is None and sampling.thinking is None:
@@ -181,16 +172,13 @@ class ModelRunner:
             raise ValueError("grammars and limits on reasoning need a package: run `pip install llguidance`")
         return self._preparing.submit(self._grammars.prepare, sampling.grammar, num_choices)
 
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Run one forward pass over all scheduled tokens and drafts, and commit the sampled tokens."""
-        return self.launch(plan).result()
-
     def launch(self, plan: StepPlan, *, is_ahead: bool = False) -> LaunchedStep:
-        if self._tower_cores is None:
+        cores = None if self._reader is None else self._reader.cores
+        if cores is None:
             return self._launch(plan, is_ahead=is_ahead)
-        with self._tower_cores.step():
+        with cores.step():
             step = self._launch(plan, is_ahead=is_ahead)
-        result = self._tower_cores.step()(step.result)
+        result = cores.step()(step.result)
         return replace(step, result=result)
 
     def _launch(self, plan: StepPlan, *, is_ahead: bool) -> LaunchedStep:
@@ -257,7 +245,7 @@ class ModelRunner:
         if not self._is_async:
             return False
         are_found = len(step.plan.choices - step.plan.with_grammar) == len(context.choices)
-        is_recorded = any(map(self._learning.has, context.slots))
+        is_recorded = not self._learning.recorded.isdisjoint(context.slots)
         is_read = context.batch.prompt_rows or self._speculator.reads_step(context.slots) or is_recorded
         return are_found and not is_read and len(context.batch.logits_index) == len(context.choices)
 
@@ -322,7 +310,10 @@ class ModelRunner:
     ) -> dict[int, int]:
         """Make the next drafts. If memory runs out, these choices stop speculating; the step remains committed."""
         drafting = self._speculator.begin_cycle(load, context.slots)
-        told = [index for index, slot in enumerate(context.slots) if slot in drafting or self._learning.has(slot)]
+        observed = drafting | self._learning.recorded
+        told = [index for index, slot in enumerate(context.slots) if slot in observed]
+        if not told:
+            return {}
         brought = TargetStep(choice_steps(plan, context, verdicts, told), step.features, step.logits)
         self._learning.observe(brought)
         if not drafting:
@@ -372,7 +363,6 @@ class ModelRunner:
             self._kv_cache.move(moves)
 
     def speculation_stats(self) -> tuple[SpeculationStats, ...]:
-        """Statistics of each speculation method since startup."""
         return self._speculator.stats()
 
     def learning_stats(self) -> LearningStats | None:
@@ -381,8 +371,8 @@ class ModelRunner:
     def close(self) -> None:
         """Stop training heads, and computing features of images. Steps without new images can still be executed."""
         self._learning.close()
-        if self.images is not None:
-            self.images.close()
+        if self._reader is not None:
+            self._reader.features.close()
 
     def warm_up(self) -> None:
         """Run warm-up steps, so that no request pays for them, and measure how long steps take."""

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Protocol
 
 from model_runner.contract import CacheGroup, Failure, SamplingParams, StepPlan, StepResult
 from model_runner.image import Image
@@ -186,34 +185,29 @@ class LaunchedStep:
     """Waits for the step. Call it once, in the order in which steps were launched."""
 
 
-class Runner(Protocol):
-    """Executes plans. Deterministic: a choice's tokens do not depend on the rest of the plan."""
+class Runner(ABC):
+    """Executes plans. Deterministic: a choice's tokens do not depend on the rest of the plan.
 
-    @property
-    def num_blocks(self) -> int:
-        """How many KV blocks there are; block ids are 0 to num_blocks - 1."""
-        ...
+    A runner implements `launch`, or only `execute` if it has no asynchronous steps.
+    """
 
-    @property
-    def groups(self) -> Sequence[CacheGroup]:
-        """Its cache groups, numbered from 1."""
-        ...
-
-    @property
-    def images(self) -> ImageFeatures | None:
-        """Features of images; None if prompts have none."""
-        ...
+    num_blocks: int
+    """How many KV blocks there are; block ids are 0 to num_blocks - 1."""
+    groups: Sequence[CacheGroup] = ()
+    """Its cache groups, numbered from 1."""
+    images: ImageFeatures | None = None
+    """Features of images; None if prompts have none."""
 
     def prepare(self, sampling: SamplingParams, num_choices: int) -> Future[None] | None:
         """Begin to prepare such choices, so that admission does not wait for it; None if there is nothing to prepare.
 
         The future raises ValueError, with a message for the client, if such choices can never run.
         """
-        ...
+        return None
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one forward pass over all scheduled tokens and drafts, and commit the sampled tokens."""
-        ...
+        return self.launch(plan).result()
 
     def launch(self, plan: StepPlan, *, is_ahead: bool = False) -> LaunchedStep:
         """Begin to execute a plan; an asynchronous device computes while the host continues.
@@ -221,34 +215,14 @@ class Runner(Protocol):
         `is_ahead`: the result of the step before, which `can_follow`, is not taken yet. Every scheduled choice was also
         scheduled there, and computes the one token that it produces.
         """
-        ...
-
-    def speculation_stats(self) -> tuple[SpeculationStats, ...]:
-        """Statistics of each speculation method since startup."""
-        ...
-
-    def learning_stats(self) -> LearningStats | None:
-        """Statistics of training since startup; None if nothing is trained."""
-        ...
-
-
-class DoneAtLaunch(ABC):
-    """Base for a Runner that has no asynchronous steps: `launch` executes the plan."""
-
-    groups: Sequence[CacheGroup] = ()
-    images: ImageFeatures | None = None
-
-    def prepare(self, sampling: SamplingParams, num_choices: int) -> Future[None] | None:
-        return None
-
-    @abstractmethod
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Run one forward pass over all scheduled tokens and drafts, and commit the sampled tokens."""
-
-    def launch(self, plan: StepPlan, *, is_ahead: bool = False) -> LaunchedStep:
         assert not is_ahead, "no step can follow"
         done = self.execute(plan)
         return LaunchedStep(can_follow=False, result=lambda: done)
 
+    @abstractmethod
+    def speculation_stats(self) -> tuple[SpeculationStats, ...]:
+        """Statistics of each speculation method since startup."""
+
     def learning_stats(self) -> LearningStats | None:
+        """Statistics of training since startup; None if nothing is trained."""
         return None

@@ -2,32 +2,77 @@
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
 import torch
 
-from model_runner.batch import Batch, ImageRows, IntArray, PooledRows, PromptRows, SampleRows
-from model_runner.batch_maker import BatchMaker, LogitRows, StepTokens, tree_paths
+from model_runner.batch import (
+    Batch,
+    BatchChoice,
+    BatchMaker,
+    ImageRows,
+    IntArray,
+    LogitRows,
+    PooledRows,
+    PromptRows,
+    SampleRows,
+    StepTokens,
+    tree_paths,
+)
 from model_runner.contract import (
     AdmittedRequest,
     PlacedBlock,
     Pooling,
+    SamplingParams,
     ScheduledRequest,
     StepPlan,
+    Verification,
+    state_blocks_after,
 )
 from model_runner.draft_tree import NO_DRAFT, DraftTree
+from model_runner.image import Image
 from model_runner.image_reader import LoadedReader
 from model_runner.kv_cache import Move
 from model_runner.learning.learning import NO_LEARNING, Learning
 from model_runner.rotary_positions import rotary_positions
-from model_runner.running_choice import RunningChoice
 from model_runner.sampling.rows import EarlySamplingPlan, SamplingState
 from model_runner.scoring.contrastive_search import ContrastiveSearch
 from model_runner.shared_list import SharedList
 from model_runner.speculative.draft_kv import TargetBlocks
 from model_runner.speculative.speculator import Speculator
+
+
+@dataclass(slots=True)
+class RunningChoice(BatchChoice):
+    """A running choice between steps. `tokens[:num_computed]` have their keys and values in `blocks`.
+
+    The scheduler keeps a `Request` of it, the sampler a slot (sampling/slot.py).
+    """
+
+    slot: int
+    tokens: list[int] | SharedList[int]
+    num_prompt: int
+    num_computed: int
+    sampling: SamplingParams
+    num_state_blocks: int = 0
+    """Blocks whose effect is in the newest page of recurrent states."""
+    verify: Verification = "match"
+    guides: str | None = None
+    """Key of the choice that this one guides (`AdmittedRequest.guides`)."""
+    sampler_state: float | None = None
+    """State of the sampler after the last step, as far as it does not follow from the tokens."""
+    images: Sequence[Image] = ()
+    cache_salt: str = ""
+    hidden_sum: IntArray | None = None
+    """[hidden] the sum of the computed tokens' hidden states in fixed point, if their mean is requested; None once one
+    is not finite."""
+
+    def state_blocks_after(self, known: int, block_size: int) -> int:
+        """Blocks that are folded once a step has computed its tokens up to `known`."""
+        keeps_last = self.sampling.num_candidates > 0
+        return state_blocks_after(self.num_state_blocks, known, block_size, keeps_last=keeps_last)
 
 
 class RunnerState:

@@ -15,8 +15,7 @@ from bench.on_gpu.report import Figure, Report
 from bench.on_gpu.timing import graph_ms
 from bench.on_gpu.work import Limits
 from model_runner.attention.backend import AttentionOptions
-from model_runner.batch import Batch
-from model_runner.batch_maker import BatchChoice, BatchMaker, LogitRows, StepTokens
+from model_runner.batch import Batch, BatchChoice, BatchMaker, LogitRows, StepTokens
 from model_runner.kv_cache import KVCache, KVShape
 
 LINEARS = {"qkv": (6144, 4096), "output": (4096, 4096), "gate, up": (28672, 4096), "down": (4096, 14336)}

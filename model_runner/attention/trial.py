@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from model_runner.attention.backend import AttentionBackend, AttentionOptions, IndexOptions
-from model_runner.batch import Batch
-from model_runner.batch_maker import BatchChoice, BatchMaker, LogitRows, StepTokens
+from model_runner.batch import Batch, BatchChoice, BatchMaker, LogitRows, StepTokens
 from model_runner.kv_cache import KVCache
 
 _LENGTH = 300

@@ -21,7 +21,7 @@ from model_runner.model_needs import DoesNotFitError, ModelNeeds
 from model_runner.platforms.cpu import CpuPlatform
 from model_runner.platforms.memory import GIB, oom_reason
 from model_runner.refusal import UnsupportedModelError
-from model_runner.runner_interface import DoneAtLaunch, RunnerInfo, SpeculationStats
+from model_runner.runner_interface import Runner, RunnerInfo, SpeculationStats
 from model_runner.scoring.pooler import verdict_of
 from model_runner.speculative.verify import Verdict
 from model_runner.weights.safetensors_files import SafetensorsCheckpoint
@@ -56,7 +56,7 @@ class _Running:
         return cls(EncoderText(admitted.tokens, pooling.num_first), pooling, len(admitted.tokens))
 
 
-class EncoderRunner(DoneAtLaunch):
+class EncoderRunner(Runner):
     """Executes plans by encoding each text as a whole, in the step that schedules its last token.
 
     Nothing is kept between steps, so the blocks that a plan hands out stand for no memory: each is the place of one
@@ -66,6 +66,7 @@ class EncoderRunner(DoneAtLaunch):
     def __init__(self, model: EncoderModel, pooling: SentencePooling | None, info: RunnerInfo) -> None:
         """`pooling` makes embeddings; None: the model's head makes scores."""
         self.info = info
+        self.num_blocks = info.num_blocks
         self._model = model
         self._pooling = pooling
         self._running: dict[str, _Running] = {}
@@ -92,11 +93,6 @@ class EncoderRunner(DoneAtLaunch):
             "encoder    %d %s of a text of at most %s tokens", info.hidden_size, what, f"{info.max_model_len:,}"
         )
         return cls(model, pooling, replace(info, started_in=(("weights", time.perf_counter() - start),)))
-
-    @property
-    def num_blocks(self) -> int:
-        """Number of places for texts."""
-        return self.info.num_blocks
 
     def prepare(self, sampling: SamplingParams, num_choices: int) -> Future[None] | None:
         """Refuse all but this model's numbers."""

@@ -1,7 +1,7 @@
 """The runner's interface to online training: it records computed tokens and replaces heads between steps."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any
 
 from model_runner.contract import AdmittedRequest
@@ -23,6 +23,8 @@ class Learning:
 
     needs: frozenset[Feature] = frozenset()
     """Hidden states of the target that training needs."""
+    recorded: Set[int] = frozenset()
+    """Slots of the choices that are being recorded."""
 
     def start(self) -> None:
         """Start the learner; called after warm-up."""
@@ -30,12 +32,11 @@ class Learning:
     def begin(self, slot: int, admitted: AdmittedRequest) -> None:
         """A choice begins, or returns after preemption."""
 
-    def has(self, slot: int) -> bool:
-        """Whether this choice is being recorded."""
-        return False
-
     def observe(self, step: TargetStep) -> None:
-        """Observe a finished step: copy the required features, and replace heads if there are new ones."""
+        """Observe a finished step that recorded or drafting choices are in.
+
+        Copies the required features, and replaces heads if there are new ones.
+        """
 
     def end(self, slot: int) -> None:
         """The choice in the slot has ended or was preempted."""
@@ -56,7 +57,7 @@ class HeadsLearning(Learning):
 
     def __init__(self, recorder: Recorder, link: ProcessLink, replace_heads: ReplaceHeads) -> None:
         """The recorder must offer its pieces to the link."""
-        self.needs = recorder.needs
+        self.needs, self.recorded = recorder.needs, recorder.slots
         self._recorder = recorder
         self._link = link
         self._replace_heads = replace_heads
@@ -67,9 +68,6 @@ class HeadsLearning(Learning):
     def begin(self, slot: int, admitted: AdmittedRequest) -> None:
         if self._link.is_open:
             self._recorder.begin(slot, admitted)
-
-    def has(self, slot: int) -> bool:
-        return self._recorder.has(slot)
 
     def observe(self, step: TargetStep) -> None:
         """Record the step. If memory runs out, the recordings are dropped and the step remains valid."""

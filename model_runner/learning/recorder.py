@@ -94,6 +94,8 @@ class Recorder:
         self.needs = frozenset(needs)
         self._offer = offer
         self._recordings: dict[int, _Recording] = {}
+        self.slots = self._recordings.keys()
+        """Slots of the choices that are being recorded."""
 
     def begin(self, slot: int, admitted: AdmittedRequest) -> None:
         """A choice begins or returns; record it if it is allowed and fewer than `_CHOICES` are recorded."""
@@ -102,10 +104,6 @@ class Recorder:
         known, num_prompt = len(admitted.tokens), admitted.num_prompt
         start = max(admitted.num_computed, num_prompt - _CONTEXT) if known == num_prompt else known - 1
         self._recordings[slot] = _Recording(start, num_prompt, admitted.sampling.temperature)
-
-    def has(self, slot: int) -> bool:
-        """Whether the choice in this slot is being recorded."""
-        return slot in self._recordings
 
     def end(self, slot: int) -> None:
         """The choice in the slot has ended or was preempted."""

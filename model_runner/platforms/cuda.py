@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from model_runner.attention.backend import AttentionBackend
 from model_runner.attention.triton import TritonAttention
-from model_runner.batch_maker import prompt_batch
+from model_runner.batch import prompt_batch
 from model_runner.config import LogprobsMode, RunnerConfig, Sizes
 from model_runner.contract import CacheGroup
 from model_runner.cuda.graphs import GraphedTarget, GraphMaker, graph_sizes

@@ -18,10 +18,10 @@ from model_runner.batch import IntArray, PooledRows
 from model_runner.contract import Failure, Pooling, SamplingParams
 from model_runner.features import LAST, Feature
 from model_runner.refusal import UnsupportedModelError
-from model_runner.running_choice import RunningChoice
 from model_runner.scoring.transforms import RawStep
 from model_runner.spec.model_folder import CLASSIFIES, HEAD_NAMES, open_checkpoint
 from model_runner.speculative.verify import Verdict
+from model_runner.state import RunningChoice
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -8,8 +8,7 @@ from itertools import chain
 
 import numpy as np
 
-from model_runner.batch import Batch, IntArray, TreePaths
-from model_runner.batch_maker import BatchChoice, BatchMaker, LogitRows, StepTokens, last_rows
+from model_runner.batch import Batch, BatchChoice, BatchMaker, IntArray, LogitRows, StepTokens, TreePaths, last_rows
 from model_runner.contract import CacheGroup
 from model_runner.speculative.growing import FrontierNode
 from model_runner.speculative.proposer import ChoiceStep, NewChoice

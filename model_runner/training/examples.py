@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from model_runner.batch_maker import prompt_batch
+from model_runner.batch import prompt_batch
 from model_runner.config import RunnerConfig
 from model_runner.contract import SamplingParams
 from model_runner.features import Feature

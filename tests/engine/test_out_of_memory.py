@@ -16,7 +16,7 @@ from model_runner.contract import Contrastive, DoLa, Mirostat, SamplingParams, S
 from model_runner.kernels.library import Kernels
 from model_runner.runner import ModelRunner
 from model_runner.state import RunnerState
-from scheduler import out_of_memory
+from scheduler import step_size
 from scheduler.interface import BeamSearch, ChoiceState, EngineRequest, FinishReason
 from scheduler.step_size import OUT_OF_MEMORY
 from tests.engine.conftest import GREEDY, SMALL_VOCAB, Answer, Harness
@@ -158,7 +158,7 @@ def case(load_drafting: Callable[..., Harness]) -> Iterator[Case]:
 
 @pytest.mark.parametrize("place", PLACES)
 def test_answers_are_those_of_steps_that_go_well(case: Case, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(out_of_memory, "_PATIENCE", 4)  # so that there are large steps again
+    monkeypatch.setattr(step_size, "_PATIENCE", 4)  # so that there are large steps again
     part = break_runner(case.harness.runner, place, 4, monkeypatch)
     outcome = case.run()
     assert outcome.answers == case.expected

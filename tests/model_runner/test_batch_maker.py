@@ -6,8 +6,7 @@ from dataclasses import fields
 
 import numpy as np
 
-from model_runner.batch import Batch
-from model_runner.batch_maker import BatchChoice, BatchMaker, LogitRows, StepTokens, tree_paths
+from model_runner.batch import Batch, BatchChoice, BatchMaker, LogitRows, StepTokens, tree_paths
 from model_runner.contract import CacheGroup
 from model_runner.draft_tree import DraftTree
 from tests.model_runner.batches import Chunk, make_batch

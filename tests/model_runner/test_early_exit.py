@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, GPT2Config
 
-from model_runner.batch_maker import prompt_batch
+from model_runner.batch import prompt_batch
 from model_runner.config import Quantization, RunnerConfig
 from model_runner.features import LAST, Feature, FeatureTap, layer_input
 from model_runner.platforms.choose import choose_platform

@@ -11,11 +11,11 @@ import torch
 from model_runner.batch import NO_TOKENS, PooledRows
 from model_runner.contract import Pooling, SamplingParams
 from model_runner.features import LAST
-from model_runner.running_choice import RunningChoice
 from model_runner.sampling.rows import EarlySamplingPlan
 from model_runner.scoring.pooler import NOT_FINITE, ClassificationHead, Pooler
 from model_runner.scoring.transforms import RawStep
 from model_runner.speculative.verify import Verdict
+from model_runner.state import RunningChoice
 
 NUM_TOKENS, WIDTH = 700, 24
 

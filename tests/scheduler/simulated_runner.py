@@ -16,7 +16,7 @@ from model_runner.contract import (
     StepResult,
     TokenLogprobs,
 )
-from model_runner.runner_interface import DoneAtLaunch
+from model_runner.runner_interface import Runner
 
 VOCAB = 50
 POISON = VOCAB - 1  # a choice that would sample this token fails instead
@@ -77,7 +77,7 @@ class Live:
     images: tuple = ()
 
 
-class SimulatedRunner(DoneAtLaunch):
+class SimulatedRunner(Runner):
     """Offers up to `num_draft` drafts for each step, of which as many turn out right as the history says.
 
     A choice that searches gets candidates instead, all or none of which it must be given room for.

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from model_runner.contract import SamplingParams, ScheduledRequest, StepPlan
-from scheduler import out_of_memory
+from scheduler import step_size
 from scheduler.interface import BeamSearch, ChoiceState, EngineRequest, FinishReason, SchedulerConfig
 from scheduler.step_size import OUT_OF_MEMORY, StepLimit
 from scheduler.waiting_queue import make_queue
@@ -84,7 +84,7 @@ def test_larger_steps_are_tried_again_later():
     engine.add(make_request("a", 16, 290, seed=22))
     engine.step()
     engine.runner.most_tokens = None
-    for _ in range(1 + out_of_memory._PATIENCE):
+    for _ in range(1 + step_size._PATIENCE):
         engine.step()
     plans = engine.runner.plans
     engine.add(make_request("b", 30, 2))
@@ -189,7 +189,7 @@ WORLDS = [
 
 @pytest.mark.parametrize(("seed", "config", "num_blocks", "more"), [(i, *world) for i, world in enumerate(WORLDS)])
 def test_output_is_that_of_brute_force_and_nothing_leaks(seed, config, num_blocks, more, caplog, monkeypatch):
-    monkeypatch.setattr(out_of_memory, "_PATIENCE", 8)  # so that larger steps are tried, and fail, often
+    monkeypatch.setattr(step_size, "_PATIENCE", 8)  # so that larger steps are tried, and fail, often
     caplog.set_level(logging.ERROR, "samewise.scheduler")
     world = CrampedWorld(seed, config, num_blocks, **more).run(num_steps=3000)
     assert world.tally["out of memory"] > 50
@@ -203,7 +203,7 @@ def test_each_failure_begins_the_wait_for_larger_steps_anew():
     limit, waiting = StepLimit(64, lambda request: (request.arrival,)), make_queue("fcfs")
     for num_tokens in (64, 32):
         limit.decide(StepPlan((), (), (), (ScheduledRequest("gone", num_tokens, ()),)), {}, "no memory")
-        for _ in range(out_of_memory._PATIENCE - 1):
+        for _ in range(step_size._PATIENCE - 1):
             limit.note_success()
         assert limit.budget({}, waiting) == num_tokens // 2
     limit.note_success()

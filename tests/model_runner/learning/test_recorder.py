@@ -53,7 +53,7 @@ class World:
 
     def begin(self, one: Answering) -> bool:
         self.recorder.begin(one.slot, one.admitted())
-        return self.recorder.has(one.slot)
+        return one.slot in self.recorder.slots
 
     def step(self, *shares: tuple[Answering, int, Sequence[int]]) -> None:
         """Each choice computes so many known tokens and gets new ones, all but the last of which were drafts."""
@@ -225,7 +225,7 @@ def test_numbers_beyond_half_precision_are_clipped() -> None:
 def test_who_is_not_learnt_from(change: dict[str, object]) -> None:
     world, one = World(), Answering(0, [1, 2], 2)
     world.recorder.begin(0, replace(one.admitted(), **change))  # type: ignore[arg-type]
-    assert not world.recorder.has(0)
+    assert 0 not in world.recorder.slots
     world.answer(one, 30)
     world.recorder.end(0)
     assert not world.pieces

@@ -7,7 +7,7 @@ import torch
 
 from model_runner.contract import Failure, SamplingParams, Speculation, StepPlan
 from model_runner.runner import ModelRunner
-from model_runner.runner_interface import DoneAtLaunch, LaunchedStep
+from model_runner.runner_interface import LaunchedStep, Runner
 from model_runner.sampling.sampler import NOT_FINITE
 from scheduler.engine import Engine
 from scheduler.interface import EngineRequest, SchedulerConfig
@@ -26,7 +26,7 @@ LATE = EngineRequest("late", (1, 39), replace(DRAWN, top_p=0.5), 3)
 """Comes when some steps were taken."""
 
 
-class Waiting(DoneAtLaunch):
+class Waiting(Runner):
     """A runner whose steps are done when they are launched."""
 
     def __init__(self, runner: ModelRunner) -> None:
