@@ -26,7 +26,7 @@ from bench.text_plot import draw, require_matplotlib
 from bench.texts import longest_topics
 from model_runner.assemble import assemble
 from model_runner.batch import prompt_batch
-from model_runner.config import KVCacheDType, Quantization, Rows, RunnerConfig
+from model_runner.config import InputType, KVCacheDType, Quantization, RunnerConfig
 from model_runner.contract import SamplingParams
 from model_runner.hub.repository import resolve_model
 
@@ -47,7 +47,7 @@ def divergence(reference: Iterable[Tensor], other: Iterable[Tensor]) -> float:
     return statistics.mean(of_texts)
 
 
-CONFIGURATIONS: tuple[tuple[Quantization, Rows, KVCacheDType], ...] = (
+CONFIGURATIONS: tuple[tuple[Quantization, InputType, KVCacheDType], ...] = (
     ("none", "auto", "float32"),
     ("none", "auto", "bfloat16"),
     ("int8", "int16", "float32"),
@@ -108,7 +108,7 @@ def read(config: RunnerConfig, texts: Sequence[tuple[int, ...]]) -> Reading:
     entries = list(chain.from_iterable(run(engines.make(), reading.requests(texts, 0)).prompt_logprobs))
     greedy = Strategy(SamplingParams(temperature=0.0))
     return Reading(
-        rows=engines.runner.info.rows,
+        rows=engines.runner.info.activation_type,
         logprobs=[entry.logprob for entry in entries],
         best=[entry.top[0][0] for entry in entries],
         continued=run(engines.make(), greedy.requests([text[:PROMPT] for text in texts], CONTINUED)).tokens,
@@ -161,7 +161,7 @@ def quantisation(folder: Path, num_texts: int, console: Console) -> list[Quality
             device="cpu",
             quantization=quantization,
             multiplies_stored_blocks=True,
-            rows=rows,
+            activation_type=rows,
             kv_cache_dtype=kv,
             kv_cache_gib=1.0,
         )

@@ -170,7 +170,7 @@ def main() -> None:
         folder,
         device="cpu",
         quantization=arguments.quantization,
-        rows=arguments.rows,
+        activation_type=arguments.rows,
         kv_cache_dtype=arguments.kv_cache_dtype,
         threads=len(os.sched_getaffinity(0)),
         kv_cache_gib=2.0,
@@ -187,7 +187,7 @@ def main() -> None:
         content = {
             "machine": asdict(machine),
             "weights": runner.info.dtype,
-            "rows": runner.info.rows,
+            "rows": runner.info.activation_type,
             "steps": [asdict(step) for step in times],
         }
         arguments.output.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

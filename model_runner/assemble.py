@@ -266,7 +266,7 @@ def _refuse_mixing(
     if not platform.may_mix(model):
         return
     cache = ProbedCache(smallest_group(plan.num_blocks, plan.groups), plan.block_size, plan.max_model_len)
-    tolerance = tolerance_of(platform.rows, exact=platform.exact)
+    tolerance = tolerance_of(platform.activation_type, exact=platform.exact)
     if mixes_tokens(target, state, cache, model.get_input_embeddings().num_embeddings, tolerance):
         raise UnsupportedModelError(
             f"{describe_model(model.config)} computes other logits in chunks next to another request than alone: its "
@@ -307,7 +307,7 @@ def _describe(
         dtype=plan.dtype,
         kv_dtype=plan.kv_dtype,
         kernels=platform.kernels,
-        rows=platform.rows,
+        activation_type=platform.activation_type,
         hardware=platform.hardware,
         software=f"torch {torch.__version__}, transformers {version('transformers')}",
         hidden_size=shape.hidden,

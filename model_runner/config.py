@@ -7,7 +7,7 @@ from typing import Literal
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["auto", "int8", "fp8", "int4", "none"]
-Rows = Literal["auto", "int8", "int16"]
+InputType = Literal["auto", "int8", "int16"]
 KVCacheDType = Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8"]
 LogprobsMode = Literal["raw", "processed"]
 SpeculationMethod = Literal[
@@ -40,8 +40,8 @@ class RunnerConfig:
     """auto: int8 on CPU, none on CUDA. int8 is for CPU, fp8 for CUDA, int4 for both."""
     multiplies_stored_blocks: bool = False
     """Whether weights that a checkpoint stores in blocks (GGUF, GPTQ, AWQ) are multiplied in these blocks on CPU, if
-    `quantization` and `rows` are auto."""
-    rows: Rows = "auto"
+    `quantization` and `activation_type` are auto."""
+    activation_type: InputType = "auto"
     """How inputs of int8 products are rounded on CPU: to int8 after a rotation, or to int16 with 12 significant bits.
     auto: int8 with AVX-512 VNNI, int16 without it, because int8 is no faster there."""
     exact: bool = True

@@ -27,7 +27,7 @@ class RunnerInfo:
     kv_dtype: str
     kernels: str
     """The instruction set or compiler that runs the model."""
-    rows: str = ""
+    activation_type: str = ""
     """Type that the inputs of matrix products are rounded to."""
     hardware: str = ""
     """The processor, as far as answers may depend on it."""

@@ -263,7 +263,7 @@ def engine_config(settings: Settings, checkpoints: Checkpoints) -> EngineConfig:
         quantization=settings.quantization,
         # The embedded model is small enough that int8 costs little memory, and its prompts are faster.
         multiplies_stored_blocks=settings.model is not None,
-        rows=settings.rows,
+        activation_type=settings.rows,
         exact=settings.exact,
         cuda_graphs=settings.cuda_graphs,
         max_model_len=settings.max_model_len,

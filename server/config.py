@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, SecretStr, ValidationError, model_v
 from pydantic_core import ErrorDetails, PydanticCustomError
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
-from model_runner.config import Device, DType, KVCacheDType, LogprobsMode, Quantization, Rows, SpeculationMethod
+from model_runner.config import Device, DType, InputType, KVCacheDType, LogprobsMode, Quantization, SpeculationMethod
 from scheduler.interface import Policy
 from server.model_settings import OF_SEVERAL, Entries, ModelSettings, check_together, settings_of, with_models
 from server.setting_errors import (
@@ -122,7 +122,7 @@ class Settings(BaseSettings):
         "keeps blocks of GGUF, GPTQ and AWQ as they are, and packs other weights and the embedded model in int8. int4 "
         "changes answers the most.",
     )
-    rows: Rows = Field(
+    rows: InputType = Field(
         "auto",
         description="Type of the inputs of products with int8 weights on CPU. auto is int8 with AVX-512 VNNI and "
         "int16 without. The two round differently, so their answers may differ. Setting it packs all weights in int8.",

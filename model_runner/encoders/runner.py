@@ -253,7 +253,7 @@ def _describe(
         dtype=platform.types.weights or "float32",
         kv_dtype="none",
         kernels=platform.kernels,
-        rows=platform.rows,
+        activation_type=platform.activation_type,
         hardware=platform.hardware,
         software=f"torch {torch.__version__}, transformers {version('transformers')}",
         hidden_size=model.config.num_labels if pooling is None else pooling.size,

@@ -13,7 +13,7 @@ from torch import nn
 
 from model_runner.attention.backend import AttentionBackend
 from model_runner.attention.cpu import NativeAttention
-from model_runner.config import LogprobsMode, Rows, RunnerConfig, Sizes
+from model_runner.config import InputType, LogprobsMode, RunnerConfig, Sizes
 from model_runner.contract import CacheGroup
 from model_runner.features import Feature
 from model_runner.heads.hydra import HydraHeads
@@ -96,9 +96,9 @@ class CpuPlatform(Platform):
         # OpenMP ends the process if it cannot start a thread, and starts as many for each thread that uses torch.
         torch.set_num_threads(threads if can_start_threads(_TEAMS * threads) else 1)
         weights = resolve_quantization(config.quantization)
-        kind = resolve_rows(config.rows, weights, self._kernels)
+        kind = resolve_activation_type(config.activation_type, weights, self._kernels)
         multiplies_stored_blocks = (
-            config.multiplies_stored_blocks and config.quantization == "auto" and config.rows == "auto"
+            config.multiplies_stored_blocks and config.quantization == "auto" and config.activation_type == "auto"
         )
         self._packer = (
             None
@@ -108,7 +108,7 @@ class CpuPlatform(Platform):
         kv = resolve_kv_dtype(config.kv_cache_dtype, torch.float32, _DEVICE, quantized_weights=weights is not None)
         self.types = StorageTypes(torch.float32, weights, kv)
         self.sample_allowed = partial(sample_allowed, self._kernels)
-        self.rows = "float32" if kind is None else "int8" if kind == "int8_rotated" else "int16"
+        self.activation_type = "float32" if kind is None else "int8" if kind == "int8_rotated" else "int16"
         self.kernels = self._kernels.isa
 
     @property
@@ -172,7 +172,7 @@ class CpuPlatform(Platform):
             return self._load_modules(folder, shape)
         logger.info("forward    as one native call")
         if any(map(self._packer.keeps, spec.linears)):
-            self.rows = "int16"
+            self.activation_type = "int16"
         with cached(self._packer, spec, shape.listing, cache_folder()) as packer:
             return NativeModel(packer, spec)
 
@@ -304,19 +304,21 @@ def resolve_quantization(quantization: str) -> Literal["int8", "int4"] | None:
     return "int4" if quantization == "int4" else "int8"
 
 
-def resolve_rows(rows: Rows, weights: Literal["int8", "int4"] | None, kernels: Kernels) -> WeightKind | None:
+def resolve_activation_type(
+    wanted: InputType, weights: Literal["int8", "int4"] | None, kernels: Kernels
+) -> WeightKind | None:
     """The kind of packed weights for this rounding of inputs.
 
     Raises:
-        ValueError: if the weights' type leaves no choice, but `rows` is set.
+        ValueError: if the weights' type leaves no choice, but `wanted` is set.
     """
     if weights == "int8":
-        kinds: dict[Rows, WeightKind] = {"auto": kernels.int8_kind, "int8": "int8_rotated", "int16": "int8"}
-        return kinds[rows]
-    if rows != "auto":
+        kinds: dict[InputType, WeightKind] = {"auto": kernels.int8_kind, "int8": "int8_rotated", "int16": "int8"}
+        return kinds[wanted]
+    if wanted != "auto":
         always = "int16" if weights == "int4" else "float32"
         raise ValueError(
-            f"rows {rows} needs int8 weights; {weights or 'float32'} weights always use {always}; remove --rows"
+            f"rows {wanted} needs int8 weights; {weights or 'float32'} weights always use {always}; remove --rows"
         )
     return weights
 

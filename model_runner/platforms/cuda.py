@@ -89,13 +89,13 @@ class CudaPlatform(Platform):
         self.max_model_len = config.max_model_len
         if config.threads is not None:
             raise ValueError("threads only applies to CPU kernels; remove --threads on CUDA")
-        if config.rows != "auto":
+        if config.activation_type != "auto":
             raise ValueError("rows only applies to CPU kernels; remove --rows on CUDA")
         compute = _compute_type(config)
         self._weights = _weight_kind(config)
         kv = resolve_kv_dtype(config.kv_cache_dtype, compute, torch.device("cuda"), quantized_weights=False)
         self.types = StorageTypes(compute, self._weights, kv)
-        self.rows = "fp8" if self._weights == "fp8" else str(compute).removeprefix("torch.")
+        self.activation_type = "fp8" if self._weights == "fp8" else str(compute).removeprefix("torch.")
         self.exact = config.exact
         self._num_programs = num_programs
         self._one_shape = self.exact and not self._shapes_agree()

@@ -49,7 +49,7 @@ class Platform(ABC):
     """Whether `measure` corrects `step_bytes` once the model is loaded."""
     max_model_len: int | None = None
     """The most tokens of a request by the settings; None is the most that the model supports."""
-    rows: str
+    activation_type: str
     """Type that the inputs of matrix products are rounded to."""
     kernels: str
     """The instruction set, or the compiler with its version."""

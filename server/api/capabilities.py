@@ -159,7 +159,7 @@ async def capabilities(request: Request, served: ModelDep) -> Response:
         vocab_size=info.vocab_size,
         device=info.device,
         dtype=info.dtype,
-        rows=info.rows,
+        rows=info.activation_type,
         generates=served.model.abilities.generates,
         embedding=_embedding(served.model.abilities.embedding, info.hidden_size),
         scoring=_scoring(served.model.abilities.scoring),

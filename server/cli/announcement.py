@@ -69,7 +69,7 @@ class Announcer:
     def say_model(self, model: ModelOnEngine, served: "ModelServices") -> None:
         """Abilities and sizes of the only model of a server."""
         info, settings, names = model.engine.info, model.settings, ", ".join(served.model.names)
-        self.say("Model", f"{names}, {info.dtype} weights and {info.rows} rows on {info.device}")
+        self.say("Model", f"{names}, {info.dtype} weights and {info.activation_type} rows on {info.device}")
         self.say("Abilities", str(served.model.abilities))
         if settings.chat_template is not None:
             self.say("Chat template", str(settings.chat_template))

@@ -84,7 +84,8 @@ class Fingerprint:
         Raises OSError if a model file cannot be read.
         """
         digest = await self.of_files()
-        engine = (info.hardware, info.software, info.device, info.dtype, info.kv_dtype, info.rows, info.kernels)
+        types = (info.dtype, info.kv_dtype, info.activation_type)
+        engine = (info.hardware, info.software, info.device, *types, info.kernels)
         sizes = (str(info.block_size), str(info.max_model_len))
         parts = (__version__, _ARITHMETIC, digest, *engine, *sizes, *self._own_parts)
         return "fp_" + hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]

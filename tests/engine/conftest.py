@@ -11,7 +11,7 @@ import torch
 from bench import tiny_models
 from bench.shared_runner import SharedRunner
 from bench.speculation_matrix import FEATURES, Feature, Matrix
-from model_runner.config import Quantization, Rows, RunnerConfig
+from model_runner.config import InputType, Quantization, RunnerConfig
 from model_runner.contract import Failure, SamplingParams, StepPlan, TokenLogprobs
 from model_runner.runner import ModelRunner
 from model_runner.speculative.proposer import Proposer
@@ -168,7 +168,7 @@ def load(
         family: str,
         quantization: Quantization = "auto",
         vocab_size: int = VOCAB_SIZE,
-        rows: Rows = "auto",
+        rows: InputType = "auto",
         max_num_seqs: int = 32,
         threads: int = 1,  # two would wait for each other in the steps of tiny models
     ) -> Harness:
@@ -180,7 +180,7 @@ def load(
             config = RunnerConfig(
                 model=embedded_folder if family == "embedded" else tiny(family),
                 quantization=quantization,
-                rows=rows,
+                activation_type=rows,
                 kv_cache_gib=0.3 if family == "embedded" else 0.08 if is_benched else 0.02,
                 max_num_seqs=max_num_seqs + 2,
                 threads=None if family == "embedded" else threads,

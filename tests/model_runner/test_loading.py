@@ -12,7 +12,7 @@ import torch
 from transformers import BertConfig, GPT2Config, LlamaConfig, PretrainedConfig, RwkvConfig, T5Config
 
 from model_runner.assemble import assemble
-from model_runner.config import Quantization, Rows, RunnerConfig, Sizes
+from model_runner.config import InputType, Quantization, RunnerConfig, Sizes
 from model_runner.contract import BlockCopy
 from model_runner.heads.hydra import HydraHeads, HydraShape
 from model_runner.kernels.build import NoKernelsError
@@ -23,7 +23,7 @@ from model_runner.modules.loading import inspect_model, load_config
 from model_runner.native.model import NativeModel
 from model_runner.native.packer import NativePacker
 from model_runner.platforms.choose import choose_platform, resolve_device
-from model_runner.platforms.cpu import CpuPlatform, resolve_quantization, resolve_rows
+from model_runner.platforms.cpu import CpuPlatform, resolve_activation_type, resolve_quantization
 from model_runner.platforms.memory import (
     GIB,
     DeviceMemory,
@@ -102,9 +102,12 @@ def test_device_and_dtype_that_cannot_be_had(tiny_model: Callable[[str], Path]) 
         ({"dtype": "bfloat16"}, "bfloat16 is not supported on CPU"),
         ({"exact": False}, "the CPU always computes exactly"),
         ({"quantization": "fp8"}, "fp8 is only supported on CUDA"),
-        ({"quantization": "int4", "rows": "int8"}, "rows int8 needs int8 weights; int4 weights always use int16"),
         (
-            {"quantization": "none", "rows": "int16"},
+            {"quantization": "int4", "activation_type": "int8"},
+            "rows int8 needs int8 weights; int4 weights always use int16",
+        ),
+        (
+            {"quantization": "none", "activation_type": "int16"},
             "rows int16 needs int8 weights; float32 weights always use",
         ),
     ):
@@ -132,21 +135,21 @@ def test_without_kernels_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch
 def test_what_rows_are_rounded_to(kernels_library: Path) -> None:
     kernels = Kernels(kernels_library, threads=1, isa="portable")
     assert kernels.int8_kind == "int8"  # where 8 bits would not be faster
-    assert resolve_rows("auto", "int8", kernels) == "int8"
-    assert resolve_rows("int16", "int8", kernels) == "int8"
-    assert resolve_rows("int8", "int8", kernels) == "int8_rotated"
+    assert resolve_activation_type("auto", "int8", kernels) == "int8"
+    assert resolve_activation_type("int16", "int8", kernels) == "int8"
+    assert resolve_activation_type("int8", "int8", kernels) == "int8_rotated"
     kernels.int8_kind = "int8_rotated"
-    assert resolve_rows("auto", "int8", kernels) == "int8_rotated"
-    assert resolve_rows("int16", "int8", kernels) == "int8"
+    assert resolve_activation_type("auto", "int8", kernels) == "int8_rotated"
+    assert resolve_activation_type("int16", "int8", kernels) == "int8"
     for weights in ("int4", None):
-        assert resolve_rows("auto", weights, kernels) == weights
+        assert resolve_activation_type("auto", weights, kernels) == weights
 
 
 @pytest.mark.parametrize(
     ("settings", "rows", "kind"),
     [
-        ({"rows": "int8"}, "int8", "int8_rotated"),
-        ({"rows": "int16"}, "int16", "int8"),
+        ({"activation_type": "int8"}, "int8", "int8_rotated"),
+        ({"activation_type": "int16"}, "int16", "int8"),
         ({"quantization": "int4"}, "int16", "int8"),
         ({"quantization": "none"}, "float32", "int8"),
     ],
@@ -155,7 +158,7 @@ def test_rows_are_told_and_heads_have_the_same(
     settings: dict[str, Any], rows: str, kind: WeightKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     platform = CpuPlatform(RunnerConfig(model=Path(), **settings))
-    assert platform.rows == rows
+    assert platform.activation_type == rows
     packed: list[WeightKind] = []
     monkeypatch.setattr(NativePacker, "__call__", lambda packer, weight: packed.append(packer.kind))
     platform.prepare_heads(torch.nn.Linear(64, 3))
@@ -230,8 +233,8 @@ SHAPE = ModelShape(
         ("int4", "auto", 640_000 * 5 // 8 + 260_000 + 4 * 200_000),
     ],
 )
-def test_weights_are_counted_as_they_are_stored(quantization: Quantization, rows: Rows, expected: int) -> None:
-    platform = CpuPlatform(RunnerConfig(model=Path(), quantization=quantization, rows=rows))
+def test_weights_are_counted_as_they_are_stored(quantization: Quantization, rows: InputType, expected: int) -> None:
+    platform = CpuPlatform(RunnerConfig(model=Path(), quantization=quantization, activation_type=rows))
     assert platform.weight_bytes(SHAPE) == expected
 
 

@@ -165,7 +165,7 @@ def test_memory_is_that_of_the_blocks(tmp_path: Path) -> None:
 
 def test_a_setting_of_rows_or_weights_packs_all_weights(tmp_path: Path) -> None:
     convert_gguf(write("llama", MIXED, tmp_path), tmp_path / "model")
-    for settings in ({"rows": "int16"}, {"quantization": "int4"}, {"quantization": "int8"}):
+    for settings in ({"activation_type": "int16"}, {"quantization": "int4"}, {"quantization": "int8"}):
         platform = CpuPlatform(RunnerConfig(model=tmp_path / "model", multiplies_stored_blocks=True, **settings))
         names = platform.weights_name(platform.inspect(tmp_path / "model"))
         assert set(names.split(", ")) <= {"int4", "int8"}

@@ -73,7 +73,7 @@ class FakeEngine:
             device="cpu",
             dtype="fake",
             kv_dtype="fake",
-            rows="fake",
+            activation_type="fake",
             kernels="fake",
             hidden_size=16,
             speculation_methods=("auto", "lookahead", "prediction", "suffix"),

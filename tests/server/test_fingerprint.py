@@ -21,7 +21,7 @@ INFO = RunnerInfo(
     *(9, 64, 16, 8, 4, 512, "cpu", "int8"),
     kv_dtype="bfloat16",
     kernels="avx2",
-    rows="int8",
+    activation_type="int8",
     hardware="AVX2",
     software="torch 1",
 )
@@ -45,7 +45,7 @@ async def test_how_the_model_runs(folder: Path):
         {},
         {"dtype": "float32"},
         {"kv_dtype": "int8"},
-        {"rows": "int16"},
+        {"activation_type": "int16"},
         {"kernels": "portable"},
         {"block_size": 32},
     ]

@@ -144,7 +144,7 @@ def test_drafters_change_nothing_and_draft_as_on_the_cpu(pair: Pair, method: str
 REFUSED = {
     "threads": {"threads": 2},
     "quantization": {"quantization": "int8"},
-    "rows": {"rows": "int8"},
+    "rows": {"activation_type": "int8"},
     "kv_cache_dtype": {"kv_cache_dtype": "float16"},
 }
 
