@@ -1,6 +1,5 @@
 """The engine: one step schedules, executes and updates."""
 
-from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 
@@ -15,22 +14,21 @@ _PATIENCE_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """A request whose preparation has finished."""
-
-    request: EngineRequest
-    arrived_at: float
-    failure: Failure | None
-    """Why it cannot run, or None if it can."""
-
-
-@dataclass(frozen=True, slots=True)
 class _Held:
-    """A request whose preparation is running."""
+    """A request and its preparation."""
 
     request: EngineRequest
     work: Future[None]
     arrived_at: float
+
+    def failure(self) -> Failure | None:
+        """Why preparation failed for a fault of the request, or None. Other errors are raised. `work` must be done."""
+        error = self.work.exception()
+        if isinstance(error, ValueError):
+            return Failure(str(error), by_request=True)
+        if error is not None:
+            raise error
+        return None
 
 
 class Preparing:
@@ -76,14 +74,14 @@ class Preparing:
             return []
         return [_history(held.request, choice, held.arrived_at, now) for choice in held.request.choices]
 
-    def take(self, *, is_idle: bool) -> Sequence[Prepared]:
+    def take(self, *, is_idle: bool) -> list[_Held]:
         """Take the requests whose preparation succeeded or failed. If idle, wait briefly for one."""
         if is_idle:
             wait([held.work for held in self._held.values()], _PATIENCE_S, FIRST_COMPLETED)
         done = [held for held in self._held.values() if held.work.done()]
         for held in done:
             del self._held[held.request.request_id]
-        return [Prepared(held.request, held.arrived_at, _failure_of(held.work)) for held in done]
+        return done
 
 
 def failed(request: EngineRequest, failure: Failure, arrived_at: float, now: float) -> list[RequestOutput]:
@@ -98,16 +96,6 @@ def _history(
     """History of a choice that was never queued."""
     progress = Progress(arrived_at, len(request.prompt), len(choice.output))
     return progress.history(choice.index, len(choice.output), now, has_ended=has_ended)
-
-
-def _failure_of(work: Future[None]) -> Failure | None:
-    """Why preparation failed for a fault of the request, or None. Other errors are raised. `work` must be done."""
-    error = work.exception()
-    if isinstance(error, ValueError):
-        return Failure(str(error), by_request=True)
-    if error is not None:
-        raise error
-    return None
 
 
 class Engine:
@@ -181,11 +169,11 @@ class Engine:
     def _line_up_prepared(self) -> list[RequestOutput]:
         """Queue prepared requests. Returns the final outputs of those that cannot run."""
         outputs: list[RequestOutput] = []
-        for prepared in self._preparing.take(is_idle=not self.scheduler.has_work):
-            if prepared.failure is None:
-                self.scheduler.add(prepared.request, prepared.arrived_at)
+        for held in self._preparing.take(is_idle=not self.scheduler.has_work):
+            if (failure := held.failure()) is None:
+                self.scheduler.add(held.request, held.arrived_at)
             else:
-                outputs += failed(prepared.request, prepared.failure, prepared.arrived_at, self._clock())
+                outputs += failed(held.request, failure, held.arrived_at, self._clock())
         return outputs
 
     def _launch(self) -> tuple[StepPlan, LaunchedStep] | None:

@@ -50,11 +50,6 @@ def noise_state(seed: int, choice: int, stream: Stream) -> int:
     return state
 
 
-def noise_keys(states: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Keys of many rows: `noise_state` of each row, and its output position."""
-    return _splitmixes(states, positions)
-
-
 def uniform(key: int, index: int) -> float:
     """A uniform number in the open interval (0, 1), with double resolution."""
     return ((_splitmix(key, index) >> (64 - _UNIFORM_BITS)) + 0.5) * 2.0**-_UNIFORM_BITS
@@ -62,7 +57,7 @@ def uniform(key: int, index: int) -> float:
 
 def gumbels(key: int, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
     """Standard Gumbel noise of many tokens, -log(-log u) with a uniform number u for each: between -3.6 and 36.8."""
-    hashes = _splitmixes(np.uint64(key), tokens)
+    hashes = noise_keys(np.uint64(key), tokens)
     uniforms = ((hashes >> np.uint64(64 - _UNIFORM_BITS)).astype(np.float64) + 0.5) * 2.0**-_UNIFORM_BITS
     return -logs(-logs(uniforms))
 
@@ -75,9 +70,9 @@ def _splitmix(state: int, index: int) -> int:
     return x ^ (x >> 31)
 
 
-def _splitmixes(states: NDArray[np.uint64] | np.uint64, indices: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Like `_splitmix` for many states or indices."""
-    x = states + (indices.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
+def noise_keys(states: NDArray[np.uint64] | np.uint64, positions: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """`_splitmix` of many rows: the key of each from its `noise_state` and output position."""
+    x = states + (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(_MIX_1)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(_MIX_2)
     return x ^ (x >> np.uint64(31))

@@ -1,8 +1,8 @@
 """Score transforms: contrastive decoding, DoLa and guidance, applied between the model's logits and the sampler."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -41,31 +41,30 @@ class Share:
     """One per row."""
 
 
-class ScoreTransform(Protocol):
+class ScoreTransform(ABC):
     """Replaces the scores of choices whose settings ask for it.
 
     Guarantee: a row's scores depend only on the tokens that lead to it and on the settings of its choice.
     """
 
+    @abstractmethod
     def is_asked_by(self, sampling: SamplingParams) -> bool:
         """Whether a choice with these settings uses the transform."""
-        ...
 
     def needs(self, sampling: SamplingParams) -> Collection[Feature]:
         """The hidden states it reads for such a choice."""
-        ...
+        return ()
 
+    @abstractmethod
     def __call__(self, step: RawStep, share: Share) -> Tensor:
         """The scores [n, vocab] float32 of the share's rows. Called for every step that computes tokens of its choices.
 
         -inf bans a token. A row without a finite score, or with NaN or +inf, fails its choice. Plausibility is not
         decided here but by SamplingParams.least_share.
         """
-        ...
 
-    def warm_up(self, batch: Batch) -> None:
+    def warm_up(self, batch: Batch) -> None:  # noqa: B027
         """Run once what a step runs. Raises NotImplementedError if a model cannot be run exactly."""
-        ...
 
 
 class Scoring:
@@ -109,7 +108,7 @@ def _share(step: RawStep, choices: Sequence[int]) -> Share:
     )
 
 
-class ContrastiveDecoding:
+class ContrastiveDecoding(ScoreTransform):
     """Contrastive decoding (Li et al., arXiv:2210.15097; O'Brien and Lewis, arXiv:2309.09117).
 
     contract.Contrastive has the formula. The amateur computes the same tokens as the model at the same positions, and
@@ -123,9 +122,6 @@ class ContrastiveDecoding:
 
     def is_asked_by(self, sampling: SamplingParams) -> bool:
         return sampling.contrastive is not None
-
-    def needs(self, sampling: SamplingParams) -> Collection[Feature]:
-        return ()
 
     def __call__(self, step: RawStep, share: Share) -> Tensor:
         """Runs the amateur for prompt chunks too, although they need no scores yet, to fill its cache."""
@@ -158,7 +154,7 @@ _ROWS = 64
 """Rows processed at a time, to bound memory."""
 
 
-class LayerContrast:
+class LayerContrast(ScoreTransform):
     """DoLa, decoding by contrasting layers (Chuang et al., arXiv:2309.03883).
 
     contract.DoLa has the formula. The premature layer is chosen for each row. The authors' code chooses one for the
@@ -202,8 +198,6 @@ class LayerContrast:
             premature[rows[is_farther]] = early[is_farther]
         return (mature - premature).float().masked_fill_(logits == -torch.inf, -torch.inf)
 
-    def warm_up(self, batch: Batch) -> None: ...
-
     def _candidates(self, sampling: SamplingParams) -> Sequence[int]:
         assert sampling.dola is not None
         return candidate_layers(sampling.dola, self._exit.num_layers, ties_embeddings=self._ties_embeddings)
@@ -234,7 +228,7 @@ def _entropy(probs: Tensor) -> Tensor:
     return entropies(probs).squeeze(1)
 
 
-class Guidance:
+class Guidance(ScoreTransform):
     """Classifier-free guidance (Sanchez et al., arXiv:2306.17806). SamplingParams.guidance has the formula.
 
     The guide runs as a separate choice of the same step, with its own blocks.
@@ -242,9 +236,6 @@ class Guidance:
 
     def is_asked_by(self, sampling: SamplingParams) -> bool:
         return sampling.guidance is not None
-
-    def needs(self, sampling: SamplingParams) -> Collection[Feature]:
-        return ()
 
     def __call__(self, step: RawStep, share: Share) -> Tensor:
         scales = [[sampling.guidance] for sampling in share.sampling]
@@ -256,5 +247,3 @@ class Guidance:
         scale = torch.tensor(scales, dtype=base.dtype, device=base.device).view(-1, 1)
         scores = base + scale * (row_log_softmax(own) - base)
         return scores.masked_fill_(own == -torch.inf, -torch.inf)
-
-    def warm_up(self, batch: Batch) -> None: ...

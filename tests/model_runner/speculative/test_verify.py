@@ -203,6 +203,6 @@ def test_greedy_rows_without_settings_need_no_processors(world: World, monkeypat
     for one in said:
         one.params = replace(one.params, logprobs=None)
     monkeypatch.setattr(Sampler, "logprobs", forbidden)
-    monkeypatch.setattr("model_runner.sampling.sampler.process", forbidden)
+    monkeypatch.setattr("model_runner.sampling.sampler.constrained", forbidden)
     Speakers(world, said).speak(LENGTH, Drawing(world, CHAIN, at_random=False))
     assert [one.output[:LENGTH] for one in said] == [one.output for one in expected]
