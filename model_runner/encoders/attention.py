@@ -5,7 +5,7 @@ the same alone and in any batch, and no work is spent on padding.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
@@ -75,20 +75,15 @@ def _within(
     if window is None or length <= window:
         return F.scaled_dot_product_attention(query, key, value, bias, scale=scaling, enable_gqa=grouped)
     rows = []
-    for first, last, begin, stop in _tiles(length, window):
+    for first in range(0, length, _QUERIES):
+        last = min(first + _QUERIES, length)
+        begin, stop = max(0, first - window + 1), min(length, last + window - 1)  # the keys that any query sees
         distance = torch.arange(begin, stop) - torch.arange(first, last)[:, None]
         tile = query[:, :, first:last].contiguous()
         keys, values = (part[:, :, begin:stop].contiguous() for part in (key, value))
         seen = distance.abs() < window
         rows.append(F.scaled_dot_product_attention(tile, keys, values, seen, scale=scaling, enable_gqa=grouped))
     return torch.cat(rows, 2)
-
-
-def _tiles(length: int, window: int) -> Iterator[tuple[int, int, int, int]]:
-    """Ranges of queries, each with the range of keys that any of them sees."""
-    for first in range(0, length, _QUERIES):
-        last = min(first + _QUERIES, length)
-        yield first, last, max(0, first - window + 1), min(length, last + window - 1)
 
 
 def register_attention() -> None:

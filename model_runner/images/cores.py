@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from model_runner.kernels.library import Kernels, NativeWeight
-from model_runner.native.packed import PackedWeight
+from model_runner.native.packed import NativeProduct, PackedWeight
 from model_runner.native.packer import NativePacker
 from model_runner.weights.matrix import DenseMatrix, Linear
 
@@ -118,16 +118,6 @@ class SharedAttention(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class _TowerProduct:
-    def __init__(self, cores: TowerCores, weight: NativeWeight) -> None:
-        self._cores = cores
-        self._weight = weight
-
-    def __call__(self, rows: Tensor, bias: Tensor | None) -> Tensor:
-        result = self._cores.multiply(self._weight, rows.contiguous())
-        return result if bias is None else result.add_(bias)
-
-
 def linears_of(model: nn.Module) -> list[nn.Linear]:
     """The layers of a tower whose weights are packed; subclasses read their weights in ways of their own."""
     return [module for module in model.modules() if type(module) is nn.Linear]
@@ -136,8 +126,8 @@ def linears_of(model: nn.Module) -> list[nn.Linear]:
 def pack_tower(model: nn.Module, packer: NativePacker, cores: TowerCores) -> None:
     """Replace the weights of a tower's linear layers by packed ones."""
 
-    def pack(weight: Tensor) -> _TowerProduct:
-        return _TowerProduct(cores, packer.pack(Linear([DenseMatrix(weight)])))
+    def pack(weight: Tensor) -> NativeProduct:
+        return NativeProduct(cores.multiply, packer.pack(Linear([DenseMatrix(weight)])))
 
     for linear in linears_of(model):
         weight = linear.weight

@@ -76,7 +76,7 @@ class PackedHead(nn.Module):
 
     def __init__(self, kernels: Kernels, weight: NativeWeight) -> None:
         super().__init__()
-        self.weight = PackedWeight.of_product(NativeProduct(kernels, weight), weight.outputs, weight.inputs)
+        self.weight = PackedWeight.of_product(NativeProduct(kernels.linear, weight), weight.outputs, weight.inputs)
 
     def forward(self, rows: Tensor) -> Tensor:
         """Rows [n, inputs] -> [n, outputs]."""

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model_runner.kernels.library import Kernels, NativeWeight
+from model_runner.kernels.library import NativeWeight
 from model_runner.torch_private import hollow_tensor, multiply_by_onednn, reorder_for_onednn
 
 
@@ -193,10 +193,11 @@ class OneDNNPacker:
 class NativeProduct:
     """A product of rows that are rounded to integers with one scale each; integer sums keep rows independent."""
 
-    def __init__(self, kernels: Kernels, weight: NativeWeight) -> None:
-        self._kernels = kernels
+    def __init__(self, multiply: Callable[[NativeWeight, Tensor], Tensor], weight: NativeWeight) -> None:
+        """`multiply` is `Kernels.linear`, or chooses the kernels at each call."""
+        self._multiply = multiply
         self.weight = weight
 
     def __call__(self, rows: Tensor, bias: Tensor | None) -> Tensor:
-        result = self._kernels.linear(self.weight, rows.contiguous())
+        result = self._multiply(self.weight, rows.contiguous())
         return result if bias is None else result.add_(bias)

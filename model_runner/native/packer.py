@@ -194,7 +194,7 @@ class NativePacker:
         return self.kind if fits.get(self.kind, True) else "int8"
 
     def __call__(self, weight: Tensor) -> NativeProduct:
-        return NativeProduct(self.kernels, self.pack(Linear([DenseMatrix(weight.detach())])))
+        return NativeProduct(self.kernels.linear, self.pack(Linear([DenseMatrix(weight.detach())])))
 
 
 def _slab_parts(outputs: Sequence[int], step: int) -> Iterator[list[tuple[int, int, int]]]:

@@ -218,27 +218,7 @@ def _embedding(files: _Files) -> Embedding:
         raise _UnsupportedError("It scores pairs of texts.")
     sizes = files.config.get("matryoshka_dimensions") or ()
     shortens = bool(sizes) or bool(files.config.get("is_matryoshka"))
-    if files.encoder is not None:
-        return Embedding(
-            by="modules",
-            pooling=files.encoder.pooling,
-            normalizes=files.encoder.normalizes,
-            is_trained=files.encoder.has_modules,
-            prompts=files.prompts,
-            default_prompt=files.sentences.get("default_prompt_name"),
-            shortens=shortens,
-            dimensions=tuple(sizes),
-            similarity=files.sentences.get("similarity_fn_name"),
-        )
-    if not files.modules:
-        return Embedding(is_trained=not files.generates, shortens=shortens, dimensions=tuple(sizes))
-    if unknown := files.modules.keys() - {"Transformer", "Pooling", "Normalize"}:
-        raise _UnsupportedError(f"Its modules.json names {', '.join(sorted(unknown))}, which is not supported.")
-    if files.transformer.get("do_lower_case"):
-        raise _UnsupportedError("Its sentence_bert_config.json has do_lower_case, which is not supported.")
-    return Embedding(
-        by=_way(files.of_module("Pooling") or {}),
-        normalizes="Normalize" in files.modules,
+    trained = Embedding(
         is_trained=True,
         prompts=files.prompts,
         default_prompt=files.sentences.get("default_prompt_name"),
@@ -246,6 +226,16 @@ def _embedding(files: _Files) -> Embedding:
         dimensions=tuple(sizes),
         similarity=files.sentences.get("similarity_fn_name"),
     )
+    if (encoder := files.encoder) is not None:
+        own = replace(trained, by="modules", pooling=encoder.pooling, normalizes=encoder.normalizes)
+        return replace(own, is_trained=encoder.has_modules)
+    if not files.modules:
+        return Embedding(is_trained=not files.generates, shortens=shortens, dimensions=tuple(sizes))
+    if unknown := files.modules.keys() - {"Transformer", "Pooling", "Normalize"}:
+        raise _UnsupportedError(f"Its modules.json names {', '.join(sorted(unknown))}, which is not supported.")
+    if files.transformer.get("do_lower_case"):
+        raise _UnsupportedError("Its sentence_bert_config.json has do_lower_case, which is not supported.")
+    return replace(trained, by=_way(files.of_module("Pooling") or {}), normalizes="Normalize" in files.modules)
 
 
 def _way(pooling: Mapping[str, Any]) -> Literal["last", "mean"]:
