@@ -150,6 +150,8 @@ class ProcessLink:
         """Start a process and begin to send. Raises OSError."""
         self._started_at = time.monotonic()
         self._process, self._connection = start_connected(self._command)
+        self._socket = socket.socket(fileno=os.dup(self._connection.fileno()))
+        """Hangs up in another thread than the one that reads and closes the connection."""
         self._pieces = queue.Queue(_WAITING_PIECES)
         self._sender = threading.Thread(target=self._send_all, name="samewise-to-learner", daemon=True)
         self._sender.start()
@@ -205,6 +207,7 @@ class ProcessLink:
         self._sender.join()
         ending = self._reap()
         self._connection.close()
+        self._socket.close()
         return ending + why
 
     def _apply(self, message: object) -> None:
@@ -221,8 +224,8 @@ class ProcessLink:
 
     def _hang_up(self) -> None:
         """Wake both threads and the learner."""
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._connection.fileno())) as ours:
-            ours.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
         with contextlib.suppress(queue.Full):  # then the sending thread is awake and finds the connection closed
             self._pieces.put_nowait(None)
 

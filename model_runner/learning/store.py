@@ -146,11 +146,6 @@ class HeadsStore:
                 self._remove(orphan)
 
     @property
-    def writes(self) -> bool:
-        """Whether heads are stored."""
-        return self._lock is not None
-
-    @property
     def last_version(self) -> int:
         """The highest version of any file, intact or not; 0 if there is none."""
         return max(self._versions(), default=0)

@@ -72,33 +72,30 @@ class DraftCall:
         self._tokens: list[int] = []
         self._room = 0
 
-    def add(self, choice: NativeChoice, taken_in: Sequence[int]) -> None:
-        """Add a choice whose prompt is being computed: its automaton gets tokens, and nothing is drafted."""
-        self._choices.append((choice.handle, (), len(taken_in)))
-        self._tokens += taken_in
-
-    def add_running(
+    def add(
         self,
         choice: NativeChoice,
         taken_in: Sequence[int],
-        new: Sequence[int],
-        past: Sequence[SuffixAutomaton],
+        new: Sequence[int] | None = None,
+        past: Sequence[SuffixAutomaton] = (),
         *,
-        is_whole: bool,
-        max_nodes: int,
+        is_whole: bool = False,
+        max_nodes: int = 0,
     ) -> None:
-        """Add a choice to draft for.
+        """Add a choice.
 
         Args:
             choice: the choice.
             taken_in: tokens for its own automaton, in order.
-            new: tokens since the last call, or since the choice began.
+            new: tokens since the last call, or since the choice began; None drafts nothing, while the prompt is
+                computed.
             past: at most two automata of past outputs to draft from, in addition to its own.
             is_whole: whether its own automaton has all its tokens now.
             max_nodes: maximum number of nodes.
         """
         handles = [automaton.handle for automaton in past]
-        self._choices.append((choice.handle, handles, len(taken_in), is_whole, True, len(new), max_nodes))
+        drafts, new = new is not None, new or ()
+        self._choices.append((choice.handle, handles, len(taken_in), is_whole, drafts, len(new), max_nodes))
         self._tokens += taken_in
         self._tokens += new
         self._room += max_nodes
@@ -314,17 +311,11 @@ class _Choice:
         """Join a native call: add `share` tokens, and request a tree if the step wants one."""
         taken_in = self._tokens[self._num_taken_in : self._num_taken_in + share]
         self._num_taken_in += share
-        if step.num_new:
-            call.add_running(
-                self._native,
-                taken_in,
-                self._new_output(),
-                past.of_salt(self.salt),
-                is_whole=not self.num_missing,
-                max_nodes=step.max_nodes,
-            )
-        else:
+        if not step.num_new:
             call.add(self._native, taken_in)
+            return
+        new, past_ones = self._new_output(), past.of_salt(self.salt)
+        call.add(self._native, taken_in, new, past_ones, is_whole=not self.num_missing, max_nodes=step.max_nodes)
 
     def generated(self) -> tuple[Sequence[int], Sequence[int]]:
         """The context and the output since `begin`, without tokens after a stop token."""

@@ -1,5 +1,6 @@
 """Verification of drafts: the target walks along each tree while its next token is a node there."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -189,10 +190,12 @@ _FIRST_BORN = 0.6
 _NEXT_BORN = 0.4
 
 
-class _DraftTest:
+class _DraftTest(ABC):
     """A draw that accepts one of a row's drafts, or passes the row to another draw."""
 
     divides = False
+    _stream: Stream | None = None
+    """The noise of rows without an accepted draft; None for the usual one."""
 
     def __init__(self, forks: Sequence[Fork], draw: Draw) -> None:
         """Tests drafts before drawing.
@@ -204,10 +207,19 @@ class _DraftTest:
         self._forks = forks
         self._draw = draw
 
-    def _rows(self, rows: SamplingRows) -> tuple[list[int], list[int]]:
-        """Rows to draw, and the rows among them that have drafts, in order."""
+    def __call__(self, scores: Tensor, rows: SamplingRows) -> dict[int, int]:
         drawn = sorted((*rows.whole, *rows.truncated))
-        return drawn, [row for row in drawn if self._forks[row].tokens]
+        tested = [row for row in drawn if self._forks[row].tokens]
+        tokens, scores = self._accept(scores, rows, tested) if tested else ({}, scores)
+        others = tuple(row for row in drawn if row not in tokens)
+        if others:
+            stream = self._stream or rows.stream
+            tokens |= self._draw(scores, replace(rows, whole=(), truncated=others, stream=stream))
+        return tokens
+
+    @abstractmethod
+    def _accept(self, scores: Tensor, rows: SamplingRows, tested: Sequence[int]) -> tuple[dict[int, int], Tensor]:
+        """The accepted drafts of the tested rows, and the scores from which the others are drawn."""
 
 
 class RejectionDraw(_DraftTest):
@@ -221,19 +233,14 @@ class RejectionDraw(_DraftTest):
     own noise streams. The tokens themselves depend on the drafts.
     """
 
-    def __call__(self, scores: Tensor, rows: SamplingRows) -> dict[int, int]:
-        drawn, tested = self._rows(rows)
-        tokens: dict[int, int] = {}
-        if tested:
-            index = torch.tensor(tested, device=scores.device)
-            test = _Test([self._forks[row] for row in tested], scores[index])
-            chances = [rows.key(row, Stream.ACCEPT) for row in tested]
-            tokens = {tested[place]: token for place, token in test.run(chances).items()}
-            scores = scores.index_copy(0, index, test.left.log().float())
-        others = tuple(row for row in drawn if row not in tokens)
-        if others:
-            tokens |= self._draw(scores, replace(rows, whole=(), truncated=others, stream=Stream.RESIDUAL))
-        return tokens
+    _stream = Stream.RESIDUAL
+
+    def _accept(self, scores: Tensor, rows: SamplingRows, tested: Sequence[int]) -> tuple[dict[int, int], Tensor]:
+        index = torch.tensor(tested, device=scores.device)
+        test = _Test([self._forks[row] for row in tested], scores[index])
+        accepted = test.run([rows.key(row, Stream.ACCEPT) for row in tested])
+        tokens = {tested[place]: token for place, token in accepted.items()}
+        return tokens, scores.index_copy(0, index, test.left.log().float())
 
 
 class _Test:
@@ -328,15 +335,7 @@ class TypicalDraw(_DraftTest):
     without speculation, instead of taking the most probable one.
     """
 
-    def __call__(self, scores: Tensor, rows: SamplingRows) -> dict[int, int]:
-        drawn, tested = self._rows(rows)
-        tokens = self._accepted(scores, tested) if tested else {}
-        others = tuple(row for row in drawn if row not in tokens)
-        if others:
-            tokens |= self._draw(scores, replace(rows, whole=(), truncated=others))
-        return tokens
-
-    def _accepted(self, scores: Tensor, tested: Sequence[int]) -> dict[int, int]:
+    def _accept(self, scores: Tensor, rows: SamplingRows, tested: Sequence[int]) -> tuple[dict[int, int], Tensor]:
         probs = row_softmax(scores[torch.tensor(tested, device=scores.device)].double())
         entropy = entropies(probs).squeeze(1)
         thresholds = (DELTA * (-entropy).exp()).clamp(max=EPSILON).tolist()
@@ -347,7 +346,7 @@ class TypicalDraw(_DraftTest):
             highest = max(chances)
             if highest > threshold:
                 tokens[row] = drafts[chances.index(highest)]
-        return tokens
+        return tokens, scores
 
 
 _DRAWS: Final[Mapping[Verification, type[RejectionDraw | TypicalDraw]]] = {

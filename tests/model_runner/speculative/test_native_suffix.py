@@ -80,7 +80,7 @@ def test_what_stands_where_a_dropped_automaton_stood_is_another() -> None:
         automaton = SuffixAutomaton(suffix_library())
         Writer(automaton).extend(as_tokens(text))
         call = DraftCall(suffix_library())
-        call.add_running(choice, [], new, [automaton], is_whole=False, max_nodes=1)
+        call.add(choice, [], new, [automaton], is_whole=False, max_nodes=1)
         return call.trees()[0]
 
     for _ in range(10):
