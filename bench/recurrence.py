@@ -25,8 +25,8 @@ from model_runner.hub.repository import cache_folder
 from model_runner.kernels.build import build_kernels
 from model_runner.kernels.library import Kernels
 from model_runner.processes import available_cores
-from model_runner.recurrence.backend import BLOCK, RecurrentShape, StateCache
 from model_runner.recurrence.cpu import NativeRecurrence
+from model_runner.recurrence.states import BLOCK, RecurrentShape, StateCache
 
 SHAPES = {
     "gated delta net": RecurrentShape(16, 16, 128, 128, delta=True, per_channel=False),

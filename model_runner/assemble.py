@@ -24,7 +24,8 @@ from model_runner.planning import Blueprint, Shapes
 from model_runner.platforms.choose import choose_platform
 from model_runner.platforms.memory import MemoryPlan
 from model_runner.platforms.platform import Platform
-from model_runner.recurrence.backend import RecurrenceBackend, StateCache
+from model_runner.recurrence.backend import RecurrenceBackend
+from model_runner.recurrence.states import StateCache
 from model_runner.refusal import SEE_MODELS, UnsupportedModelError, describe_model
 from model_runner.runner_interface import RunnerInfo
 from model_runner.sampling.rows import SamplingState

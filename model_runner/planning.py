@@ -16,7 +16,7 @@ from model_runner.platforms.cache_plan import StateBytes
 from model_runner.platforms.choose import choose_platform
 from model_runner.platforms.memory import GIB, DeviceMemory, MemoryPlan, Needs, plan_memory
 from model_runner.platforms.platform import Platform
-from model_runner.recurrence.backend import BLOCK, scratch_bytes, state_bytes
+from model_runner.recurrence.states import BLOCK, scratch_bytes, state_bytes
 from model_runner.refusal import refused
 from model_runner.spec.model_folder import check_tokenizers
 from model_runner.spec.model_shape import ModelShape
@@ -64,7 +64,7 @@ class Blueprint:
             ValueError: if this platform does not support a setting, or a draft or auxiliary model does not fit.
         """
         shapes = _inspect(config, platform)
-        if shapes.target.has_states and config.block_size != BLOCK:
+        if shapes.target.states and config.block_size != BLOCK:
             raise ValueError(f"a model with recurrent layers needs blocks of {BLOCK} tokens; set --block-size {BLOCK}")
         sizes = platform.sizes(config)
         reader = find_reader(config, platform)
@@ -168,16 +168,16 @@ def _inspect_companion(config: RunnerConfig, platform: Platform, folder: Path | 
     check_folder(folder)
     check_tokenizers(config.model, folder, role)
     shape = platform.inspect(folder)
-    if shape.has_states:
+    if shape.states:
         raise ValueError(f"the {role} model {folder} has recurrent layers, which only the served model can have")
     return shape
 
 
 def _state_bytes(target: ModelShape, platform: Platform) -> StateBytes:
     """The memory of the target's recurrent states."""
-    of_model = target.recurrences, target.convolutions, target.scans
-    rows, page = state_bytes(*of_model)
-    return StateBytes(rows, page, scratch_bytes(*of_model) if platform.shares_scratch else rows)
+    states = target.states
+    rows, page = state_bytes(states)
+    return StateBytes(rows, page, scratch_bytes(states) if platform.shares_scratch else rows)
 
 
 def _step_bytes(shapes: Shapes, platform: Platform, config: RunnerConfig, sizes: Sizes) -> int:

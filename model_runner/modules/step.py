@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from model_runner.attention.backend import AttentionBackend, AttentionOptions, IndexOptions
-from model_runner.recurrence.backend import ConvShape, RecurrenceBackend, RecurrentShape, ScanShape
+from model_runner.recurrence.backend import RecurrenceBackend
+from model_runner.recurrence.states import ConvShape, RecurrentShape, ScanShape
 
 Function = Callable[..., Any]
 _STEP = "current_step"

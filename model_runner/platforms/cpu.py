@@ -31,8 +31,9 @@ from model_runner.native.packer import SLAB_BYTES, NativePacker
 from model_runner.platforms.memory import GIB, DeviceMemory, StorageTypes
 from model_runner.platforms.platform import Platform
 from model_runner.processes import available_cores, can_start_threads, free_memory
-from model_runner.recurrence.backend import RecurrenceBackend, StateCache
+from model_runner.recurrence.backend import RecurrenceBackend
 from model_runner.recurrence.cpu import NativeRecurrence
+from model_runner.recurrence.states import StateCache
 from model_runner.sampling.sampler import NativeDraw, Sampler, pick, sample_allowed
 from model_runner.sampling.truncations import NativeTruncations
 from model_runner.scoring.early_exit import EarlyExit

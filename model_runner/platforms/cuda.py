@@ -37,7 +37,8 @@ from model_runner.modules.target import HFTargetModel
 from model_runner.native.packed import pack_weights
 from model_runner.platforms.memory import GIB, DeviceMemory, Measured, StorageTypes
 from model_runner.platforms.platform import Platform
-from model_runner.recurrence.backend import RecurrenceBackend, StateCache
+from model_runner.recurrence.backend import RecurrenceBackend
+from model_runner.recurrence.states import StateCache
 from model_runner.recurrence.triton import TritonRecurrence
 from model_runner.refusal import UnsupportedModelError
 from model_runner.sampling.sampler import Sampler

@@ -16,7 +16,8 @@ from model_runner.features import Feature
 from model_runner.images.layouts import Layout
 from model_runner.kv_cache import KVCache, KVShape
 from model_runner.platforms.memory import DeviceMemory, Measured, StorageTypes
-from model_runner.recurrence.backend import RecurrenceBackend, StateCache
+from model_runner.recurrence.backend import RecurrenceBackend
+from model_runner.recurrence.states import StateCache
 from model_runner.refusal import UnsupportedModelError
 from model_runner.sampling.rows import SampleAllowed
 from model_runner.sampling.sampler import Sampler

@@ -15,11 +15,10 @@ from model_runner.recurrence.backend import (
     MixerParameters,
     RecurrenceBackend,
     ShortConvolutionParameters,
-    StateCache,
     has_silu,
-    padded,
 )
 from model_runner.recurrence.plan import Plan, make_plan
+from model_runner.recurrence.states import StateCache, padded
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +181,7 @@ class NativeRecurrence(RecurrenceBackend[NativeMetadata]):
             page_stride=memory.states.stride(0),
             **dict(zip(("steps", "values", "inputs"), rows, strict=True)),
             states=_address(memory.states),
-            decays=pointer(decays, *shape.state),
+            decays=pointer(decays, *shape.page),
         )
         return struct, decays
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from model_runner.batch import Batch, Int32Array, IntArray, StateTables
 from model_runner.contract import state_blocks_after
-from model_runner.recurrence.backend import BLOCK
+from model_runner.recurrence.states import BLOCK
 
 
 class Segment(NamedTuple):

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from model_runner.batch import Batch
 from model_runner.kernels.triton import recurrence as kernels
-from model_runner.recurrence.backend import BLOCK, RecurrenceBackend, StateCache, has_silu
+from model_runner.recurrence.backend import RecurrenceBackend, has_silu
 from model_runner.recurrence.plan import Plan, make_plan
+from model_runner.recurrence.states import BLOCK, StateCache
 
 
 @dataclass(slots=True)
@@ -64,9 +65,8 @@ class TritonRecurrence(RecurrenceBackend[DevicePlan]):
         memory.put(metadata.block_of, metadata.offset_of, key, log_decay)
         output = torch.empty(value.shape, dtype=torch.float32, device=value.device)
         rows = _regular(query), _regular(value), None if beta is None else _regular(beta)
-        parts = memory.keys, memory.decays, memory.updates, memory.states
         sizes = kernels.RecurrenceSizes(*astuple(shape))
-        kernels.recur(sizes, parts, metadata.numbers, metadata.starts, rows, output)
+        kernels.recur(sizes, memory.parts, metadata.numbers, metadata.starts, rows, output)
         return output.to(value.dtype)
 
     def scan(
@@ -82,8 +82,7 @@ class TritonRecurrence(RecurrenceBackend[DevicePlan]):
         memory = self.cache.scan[index]
         memory.put(metadata.block_of, metadata.offset_of, step, value, b)
         output = torch.empty(value.shape, dtype=torch.float32, device=value.device)
-        parts = memory.steps, memory.values, memory.inputs, memory.states
-        kernels.scan(parts, metadata.numbers, metadata.starts, (_regular(a), _regular(c)), output)
+        kernels.scan(memory.parts, metadata.numbers, metadata.starts, (_regular(a), _regular(c)), output)
         return output.to(value.dtype)
 
     def convolve(
@@ -103,7 +102,7 @@ class TritonRecurrence(RecurrenceBackend[DevicePlan]):
             sources = torch.from_numpy(metadata.plan.inputs_of(kernel)).to(self.cache.device)
             metadata.conv_inputs[kernel] = sources
         parameters = _regular(weight), None if bias is None else _regular(bias)
-        kernels.convolve((memory.inputs, memory.last), sources, rows, *parameters, output, silu=has_silu(activation))
+        kernels.convolve(memory.parts, sources, rows, *parameters, output, silu=has_silu(activation))
         memory.last[metadata.pages] = memory.inputs[metadata.page_blocks, BLOCK + 1 - kernel :]
         return output.to(x.dtype)
 

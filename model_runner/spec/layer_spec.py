@@ -10,13 +10,12 @@ from torch import Tensor
 from model_runner.attention.backend import AttentionOptions
 from model_runner.kv_cache import KVShape
 from model_runner.recurrence.backend import (
-    ConvShape,
     GatedDeltaNetParameters,
     Mamba2Parameters,
     MixerParameters,
-    RecurrentShape,
     ShortConvolutionParameters,
 )
+from model_runner.recurrence.states import ConvShape, RecurrentShape
 from model_runner.spec.layer_family import (
     ClampedGate,
     Config,

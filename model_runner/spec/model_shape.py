@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from model_runner.kernels.library import INT4_BITS, ROTATED_BLOCK, WeightKind
 from model_runner.kv_cache import KVShape
-from model_runner.recurrence.backend import ConvShape, RecurrentShape, ScanShape
+from model_runner.recurrence.states import ConvShape, RecurrentShape, ScanShape, StateShape
 
 if TYPE_CHECKING:
     from model_runner.spec.model_folder import Listing
@@ -49,9 +49,9 @@ class ModelShape:
     """Names of the parts of transformers' modules that text does not use, which need not be loaded."""
 
     @property
-    def has_states(self) -> bool:
-        """Whether some layers are recurrent."""
-        return bool(self.recurrences or self.scans or self.convolutions)
+    def states(self) -> list[StateShape]:
+        """Shapes of all that recurrent layers keep; empty without such layers."""
+        return [*self.recurrences, *self.convolutions, *self.scans]
 
     def packed_bytes(self, kind: WeightKind) -> int:
         """Memory of the multiplied weights when packed; weights that int4 cannot hold are int8."""

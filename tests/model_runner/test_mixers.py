@@ -20,7 +20,7 @@ from model_runner.modules.experts import EXPERTS_NAME, register_experts
 from model_runner.modules.loading import inspect_model, load_config, load_model
 from model_runner.modules.packing import prepare
 from model_runner.modules.target import HFTargetModel
-from model_runner.recurrence.backend import ConvShape, RecurrentShape, ScanShape, StateCache
+from model_runner.recurrence.states import ConvShape, RecurrentShape, ScanShape, StateCache
 from model_runner.spec.model_shape import ModelShape
 from tests.model_runner.batches import Chunk, make_batch
 from tests.model_runner.oracles.attention import ReferenceAttention

@@ -5,6 +5,7 @@ It computes the 32 rows of a block together, even if one of them is wanted. Prod
 shape, and rows are added in the order of positions. So a row's bits do not depend on which rows are computed with it.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import triton
@@ -35,7 +36,7 @@ class RecurrenceSizes(NamedTuple):
 
 def recur(
     sizes: RecurrenceSizes,
-    memory: tuple[Tensor, Tensor, Tensor, Tensor],
+    memory: Sequence[Tensor],
     plan: Tensor,
     starts: tuple[int, ...],
     rows: tuple[Tensor, Tensor, Tensor | None],
@@ -79,7 +80,7 @@ def recur(
 
 
 def scan(
-    memory: tuple[Tensor, Tensor, Tensor, Tensor],
+    memory: Sequence[Tensor],
     plan: Tensor,
     starts: tuple[int, ...],
     parameters: tuple[Tensor, Tensor],
@@ -117,7 +118,7 @@ def scan(
 
 
 def convolve(
-    memory: tuple[Tensor, Tensor],
+    memory: Sequence[Tensor],
     sources: Tensor,
     x: Tensor,
     weight: Tensor,

@@ -23,8 +23,8 @@ from model_runner.modules.target import HFTargetModel
 from model_runner.native.model import NativeModel, NativeTargetModel
 from model_runner.native.packed import OneDNNPacker, pack_weights
 from model_runner.native.packer import NativePacker
-from model_runner.recurrence.backend import StateCache
 from model_runner.recurrence.cpu import NativeRecurrence
+from model_runner.recurrence.states import StateCache
 from model_runner.spec.layer_spec import AttentionSpec, LayerSpec
 from model_runner.spec.model_spec import ModelSpec, read_model_spec
 from model_runner.weights.checkpoint import TensorCheckpoint

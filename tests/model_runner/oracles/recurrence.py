@@ -12,15 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model_runner.batch import Batch
-from model_runner.recurrence.backend import (
-    BLOCK,
-    RecurrenceBackend,
-    RecurrentMemory,
-    ScanMemory,
-    StateCache,
-    has_silu,
-)
+from model_runner.recurrence.backend import RecurrenceBackend, has_silu
 from model_runner.recurrence.plan import Plan, Segment, make_plan
+from model_runner.recurrence.states import BLOCK, RecurrentMemory, ScanMemory, StateCache
 
 TINY = 2.0**-100
 """Smaller products of decays and numbers of states count as zero: subnormal numbers would slow a processor down."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from model_runner.recurrence.backend import BLOCK, RecurrentShape, ScanShape
+from model_runner.recurrence.states import BLOCK, RecurrentShape, ScanShape
 from tests.model_runner.recurrence.streams import (
     SHAPES,
     Inputs,

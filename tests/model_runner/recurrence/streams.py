@@ -12,7 +12,8 @@ from torch import Tensor
 from model_runner.batch import Batch, StateTables
 from model_runner.contract import BlockCopy
 from model_runner.kv_cache import Move
-from model_runner.recurrence.backend import BLOCK, ConvShape, RecurrenceBackend, RecurrentShape, ScanShape, StateCache
+from model_runner.recurrence.backend import RecurrenceBackend
+from model_runner.recurrence.states import BLOCK, ConvShape, RecurrentShape, ScanShape, StateCache
 from tests.model_runner.batches import tree_paths
 
 MakeBackend = Callable[[StateCache], RecurrenceBackend]

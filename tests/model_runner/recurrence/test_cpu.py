@@ -8,8 +8,8 @@ import torch
 
 from model_runner.kernels.build import NoKernelsError
 from model_runner.kernels.library import Kernels
-from model_runner.recurrence.backend import RecurrentShape, ScanShape
 from model_runner.recurrence.cpu import NativeRecurrence
+from model_runner.recurrence.states import RecurrentShape, ScanShape
 from tests.model_runner.kernels.conftest import ISAS
 from tests.model_runner.oracles.recurrence import ReferenceRecurrence
 from tests.model_runner.recurrence.exactness import LENGTH, ExactnessTests, whole

@@ -9,8 +9,9 @@ import torch
 from model_runner.batch import Batch, StateTables
 from model_runner.contract import BlockCopy
 from model_runner.kv_cache import Move
-from model_runner.recurrence.backend import ConvShape, ScanShape, StateCache, has_silu
+from model_runner.recurrence.backend import has_silu
 from model_runner.recurrence.plan import Segment, make_plan
+from model_runner.recurrence.states import ConvShape, ScanShape, StateCache
 from tests.model_runner.recurrence.streams import GDN
 
 

@@ -7,7 +7,7 @@ from transformers.models.kimi_linear.modeling_kimi_linear import recurrent_kimi_
 from transformers.models.mamba2.modeling_mamba2 import causal_conv1d_fn, mamba2_chunk_scan
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
 
-from model_runner.recurrence.backend import RecurrentShape
+from model_runner.recurrence.states import RecurrentShape
 from tests.model_runner.oracles.recurrence import ReferenceRecurrence
 from tests.model_runner.recurrence.exactness import ExactnessTests, whole
 from tests.model_runner.recurrence.streams import GDN, KDA, SSD, Inputs, MakeBackend, World

@@ -5,7 +5,7 @@ from dataclasses import astuple
 import torch
 
 from model_runner.kernels.triton.recurrence import RecurrenceSizes, convolve, recur, scan
-from model_runner.recurrence.backend import ConvShape, RecurrentShape, ScanShape, StateCache
+from model_runner.recurrence.states import ConvShape, RecurrentShape, ScanShape, StateCache
 from tests.model_runner.triton.hopper import report
 
 SHAPES = (

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from model_runner.recurrence.backend import BLOCK, RecurrentShape, ScanShape
+from model_runner.recurrence.states import BLOCK, RecurrentShape, ScanShape
 from model_runner.recurrence.triton import TritonRecurrence
 from tests.model_runner.oracles.recurrence import ReferenceRecurrence
 from tests.model_runner.recurrence.exactness import whole
