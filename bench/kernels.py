@@ -28,7 +28,7 @@ from model_runner.hub.repository import cache_folder
 from model_runner.kernels.build import build_kernels
 from model_runner.kernels.library import Kernels, WeightKind
 from model_runner.kv_cache import KVCache, KVShape
-from model_runner.native.packed import OneDNNPacker
+from model_runner.modules.linears import OneDNNPacker
 from model_runner.processes import available_cores
 
 LINEARS = {"qkv": (960, 576), "output": (576, 576), "gate, up": (3072, 576), "down": (576, 1536), "head": (49152, 576)}

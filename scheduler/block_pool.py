@@ -68,7 +68,7 @@ class BlockPool:
             self._drop(block)
 
     def release_spare(self, block: int) -> None:
-        """Drop one reference to a block that is evicted before all others, because it is hardly worth to be found."""
+        """Drop one reference to a block that is evicted before all others, because it is hardly worth finding."""
         self._drop(block)
         if block in self._cached:
             self._cached.move_to_end(block, last=False)

@@ -57,7 +57,7 @@ from scheduler.step_size import (
     BackgroundBudget,
     OthersLoad,
     StepLimit,
-    before_span,
+    begins_no_span,
     least_share,
     least_to_begin,
     lockstep,
@@ -450,7 +450,7 @@ class Scheduler:
 
         Choices before a span come first: it may need more budget than the others would leave in any step.
         """
-        for request in sorted(running, key=before_span) if any(request.spans for request in running) else running:
+        for request in sorted(running, key=begins_no_span) if any(request.spans for request in running) else running:
             leads = request.group is None or request is request.members[0]
             if leads and request.key in self._running:  # not preempted for an earlier one
                 self._continue(request, step)

@@ -58,7 +58,7 @@ def least_to_begin(head: Request) -> int:
     return max([len(head.members), *spans])
 
 
-def before_span(request: Request) -> bool:
+def begins_no_span(request: Request) -> bool:
     """Sort key: first the choices whose next token begins a span."""
     return _first_span(request) == 1
 

@@ -15,11 +15,12 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from model_runner.encoders.attention import ATTENTION_NAME, MPNetBias, Texts, register_attention
 from model_runner.encoders.folder import EncoderFolder
 from model_runner.modules.activations import ExactFunctions, replace_activations
+from model_runner.modules.linears import OneDNNPacker, pack_weights
 from model_runner.modules.loading import quiet, refuse_faults
 from model_runner.modules.transformers_private import set_attention
-from model_runner.native.packed import OneDNNPacker, Packer, pack_weights
 from model_runner.refusal import UnsupportedModelError, describe_model, refused
 from model_runner.weights.damage import naming_damage
+from model_runner.weights.packed_weight import Packer
 from model_runner.weights.size_check import check_folder
 
 _BUFFERS = (".position_ids", ".token_type_ids", ".inv_freq")

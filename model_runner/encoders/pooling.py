@@ -13,9 +13,10 @@ from torch import Tensor
 
 from model_runner.encoders.folder import SentenceModule
 from model_runner.modules.activations import EXACT, gelu
-from model_runner.native.packed import OneDNNPacker, Product
+from model_runner.modules.linears import OneDNNPacker
 from model_runner.refusal import UnsupportedModelError
 from model_runner.scoring.pooler import SHORTEST_NORM
+from model_runner.weights.packed_weight import Product
 from model_runner.weights.safetensors_files import SafetensorsCheckpoint
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -37,7 +37,7 @@ from model_runner.heads.base import Heads, TargetShape, to_offsets
 from model_runner.heads.checkpoint import HeadsCheckpoint
 from model_runner.kernels.interface import CPU, CData, pointer
 from model_runner.kernels.library import PANEL, Kernels
-from model_runner.native.packed import NativeProduct, PackedWeight
+from model_runner.weights.packed_weight import NativeProduct, PackedWeight
 
 
 @dataclass(frozen=True, slots=True)

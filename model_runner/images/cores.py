@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from model_runner.kernels.library import Kernels, NativeWeight
-from model_runner.native.packed import NativeProduct, PackedWeight
 from model_runner.native.packer import NativePacker
 from model_runner.weights.matrix import DenseMatrix, Linear
+from model_runner.weights.packed_weight import NativeProduct, PackedWeight
 
 logger = logging.getLogger("samewise.runner")
 

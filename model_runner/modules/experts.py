@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from model_runner.modules.transformers_private import gate_of, has_default_gate
-from model_runner.native.packed import PackedWeight, Packer
+from model_runner.weights.packed_weight import PackedWeight, Packer
 
 EXPERTS_NAME = "samewise"
 

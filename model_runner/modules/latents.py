@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from model_runner.kernels.interface import CPU
-from model_runner.native.packed import OneDNNPacker, PackedWeight
+from model_runner.modules.linears import OneDNNPacker
 from model_runner.native.packer import NativePacker
 from model_runner.weights.matrix import DenseMatrix, Linear
+from model_runner.weights.packed_weight import PackedWeight
 
 HeadProduct = Callable[[Tensor], Tensor]
 """Multiplies the rows of each head [T, heads, inputs] -> [T, heads, outputs]. A row's result depends on no other."""

@@ -10,12 +10,13 @@ from transformers import PreTrainedModel
 from model_runner.modules.activations import EXACT, gelu_tanh, relu_squared, replace_activations, silu
 from model_runner.modules.experts import ExpertWeights, has_usual_gate, pack_experts
 from model_runner.modules.latents import NativeHeads, PackedHeads, keep_latents, pack_groups
+from model_runner.modules.linears import OneDNNPacker, pack_weights
 from model_runner.native.layer import NativeExperts
-from model_runner.native.packed import OneDNNPacker, Packer, pack_weights
 from model_runner.native.packer import NativePacker
 from model_runner.refusal import UnsupportedModelError
 from model_runner.spec.layer_spec import Activation
 from model_runner.weights.matrix import DenseMatrix, Linear
+from model_runner.weights.packed_weight import Packer
 
 _ACTIVATIONS: dict[Callable[[Tensor], Tensor], Activation] = {
     silu: "silu",

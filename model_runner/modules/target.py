@@ -36,7 +36,7 @@ class TokenRows:
 
 
 Pick = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Maps logits [R, vocab] and a EarlySamplingPlan's keys and temperatures to tokens [R] int64, or NO_TOKEN."""
+"""Maps logits [R, vocab] and an EarlySamplingPlan's keys and temperatures to tokens [R] int64, or NO_TOKEN."""
 
 
 class HFTargetModel:

@@ -26,7 +26,7 @@ _ROUTER_PANEL = 16
 
 
 class NativeExperts:
-    """Packed weights of all experts of one layer; implements experts.ExpertsSum."""
+    """Packed weights of all experts of one layer; implements modules.experts.ExpertsSum."""
 
     def __init__(
         self,

@@ -17,13 +17,13 @@ from model_runner.kernels.interface import CPU, CData, pointer
 from model_runner.kernels.library import Kernels, ModelPass, NativeWeight, embedding_struct
 from model_runner.kv_cache import cache_structs
 from model_runner.native.layer import NativeLayer
-from model_runner.native.packed import NativeProduct, PackedWeight
 from model_runner.native.packer import NativePacker
 from model_runner.recurrence.cpu import NativeRecurrence
 from model_runner.sampling.rows import NO_EARLY_TOKENS, EarlySamplingPlan, EarlyTokens
 from model_runner.spec.model_spec import ModelSpec
 from model_runner.spec.rotary import RotaryTable
 from model_runner.weights.matrix import Matrix
+from model_runner.weights.packed_weight import NativeProduct, PackedWeight
 
 _TABLES = (torch.float32, torch.float16, torch.bfloat16)
 """Types of embeddings that are looked up as they are."""

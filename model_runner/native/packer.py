@@ -19,8 +19,8 @@ from model_runner.kernels.library import (
     WeightKind,
 )
 from model_runner.kernels.memory import huge_pages
-from model_runner.native.packed import NativeProduct
 from model_runner.weights.matrix import Blocks, DenseMatrix, Linear, Matrix
+from model_runner.weights.packed_weight import NativeProduct
 
 _SLAB = 1 << 24
 """Weights that are in memory in float32 at once."""

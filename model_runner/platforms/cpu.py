@@ -24,8 +24,8 @@ from model_runner.kernels.build import NoKernelsError, detect_isas
 from model_runner.kernels.library import Kernels, WeightKind
 from model_runner.kernels.vector_math import prepare_vector_math
 from model_runner.kv_cache import KVCache, KVShape, resolve_kv_dtype
+from model_runner.modules.linears import OneDNNPacker, pack_weights
 from model_runner.native.model import NativeEarlyExit, NativeModel, NativeTargetModel, embedding_bytes
-from model_runner.native.packed import OneDNNPacker, pack_weights
 from model_runner.native.packed_cache import cached
 from model_runner.native.packer import SLAB_BYTES, NativePacker
 from model_runner.platforms.memory import GIB, DeviceMemory, StorageTypes

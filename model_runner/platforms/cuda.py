@@ -32,9 +32,9 @@ from model_runner.kernels.triton.pick import pick
 from model_runner.kernels.vector_math import prepare_vector_math
 from model_runner.kv_cache import KVCache, KVShape, resolve_kv_dtype
 from model_runner.model_needs import DoesNotFitError
+from model_runner.modules.linears import pack_weights
 from model_runner.modules.loading import load_config, load_model
 from model_runner.modules.target import HFTargetModel
-from model_runner.native.packed import pack_weights
 from model_runner.platforms.memory import GIB, DeviceMemory, Measured, StorageTypes
 from model_runner.platforms.platform import Platform
 from model_runner.recurrence.backend import RecurrenceBackend

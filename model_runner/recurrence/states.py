@@ -218,10 +218,11 @@ class StateCache:
         self._shapes = [*recurrences, *convolutions, *scans]
         rows_bytes, page_bytes = state_bytes(self._shapes)
         self._rows = _zeros(num_rows_blocks, rows_bytes, device)
+        self._pages = _zeros(num_pages, page_bytes, device)
         self._scratch = _zeros(0, 0, device)
         self._of_tokens: list[Tensor] = []
         """Parts of rows [blocks, BLOCK, layers, ...], each of all layers of the same shape."""
-        rows, pages = _Pieces(self._rows), _Pieces(_zeros(num_pages, page_bytes, device))
+        rows, pages = _Pieces(self._rows), _Pieces(self._pages)
         self.recurrent = self._lay_out(RecurrentMemory, self.recurrences, rows, pages)
         """Memory of each recurrence."""
         self.scan = self._lay_out(ScanMemory, self.scans, rows, pages)

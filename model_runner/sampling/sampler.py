@@ -55,7 +55,7 @@ class NativeDraw:
 
 
 def pick(kernels: Kernels, logits: Tensor, keys: Tensor, temperatures: Tensor) -> Tensor:
-    """Samples all rows with the native kernels, as models.target.Pick describes."""
+    """Samples all rows with the native kernels, as modules.target.Pick describes."""
     return kernels.pick(logits.contiguous(), keys.numpy().view(np.uint64), temperatures.numpy())
 
 

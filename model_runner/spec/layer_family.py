@@ -92,7 +92,7 @@ class DeltaNet:
 
 @dataclass(frozen=True, slots=True)
 class Mamba2:
-    """Likewise for Mamba 2. Sizes are names of entries of the configuration."""
+    """How Mamba 2 mixers are read. Sizes are names of entries of the configuration."""
 
     path: str = "mamba"
     kinds: frozenset[str] = frozenset({"linear_attention", "mamba"})
@@ -110,7 +110,7 @@ class Mamba2:
 
 @dataclass(frozen=True, slots=True)
 class ShortConvolution:
-    """Likewise for short convolutions."""
+    """How short convolutions are read, which are in the place of the attention of some layers."""
 
     path: str = "conv"
     kinds: frozenset[str] = frozenset({"conv"})

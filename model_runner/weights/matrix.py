@@ -120,7 +120,8 @@ class Linear:
     """Their outputs follow one another; all have the same inputs."""
     bias: Tensor | None = None  # [outputs]
     paths: Sequence[str] = ()
-    """For each matrix the path of the module in transformers' model that has its outputs, if the model is read as data.
+    """For each matrix the path of its module, if the model is read as data: the checkpoint's prefix, and transformers'
+    names behind it.
 
     A DerivedMatrix says which of the module's outputs they are, in which order and with which factors.
     """

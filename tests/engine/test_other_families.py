@@ -28,9 +28,9 @@ from model_runner.kernels.library import Kernels
 from model_runner.kv_cache import KVShape
 from model_runner.modules.loading import inspect_model, load_config, load_model
 from model_runner.modules.packing import prepare
-from model_runner.native.packed import PackedWeight
 from model_runner.native.packer import NativePacker
 from model_runner.runner import ModelRunner
+from model_runner.weights.packed_weight import PackedWeight
 from scheduler.interface import EngineRequest
 from tests.engine.conftest import GREEDY, Harness
 from tests.engine.test_oracle import check, prompts

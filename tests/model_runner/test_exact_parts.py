@@ -18,15 +18,9 @@ from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHExperts
 from model_runner.config import RunnerConfig
 from model_runner.modules.activations import ExactActivation, ExactFunctions, replace_activations
 from model_runner.modules.experts import ExpertWeights, PackedExperts, pack_experts, packed_experts
-from model_runner.native.packed import (
-    ExactnessError,
-    OneDNNPacker,
-    PackedWeight,
-    RowRange,
-    pack_weights,
-    probe_row_range,
-)
+from model_runner.modules.linears import ExactnessError, OneDNNPacker, RowRange, pack_weights, probe_row_range
 from model_runner.runner import ModelRunner
+from model_runner.weights.packed_weight import PackedWeight
 
 SHAPES = [(64, 48), (100, 37), (13, 7), (576, 1536), (512, 4096), (1, 64)]
 

@@ -18,10 +18,10 @@ from model_runner.kv_cache import KVCache
 from model_runner.modules.activations import replace_activations
 from model_runner.modules.attention import ATTENTION_NAME, register_attention
 from model_runner.modules.experts import EXPERTS_NAME, pack_experts, register_experts
+from model_runner.modules.linears import OneDNNPacker, pack_weights
 from model_runner.modules.packing import make_native_experts, prepare
 from model_runner.modules.target import HFTargetModel
 from model_runner.native.model import NativeModel, NativeTargetModel
-from model_runner.native.packed import OneDNNPacker, pack_weights
 from model_runner.native.packer import NativePacker
 from model_runner.recurrence.cpu import NativeRecurrence
 from model_runner.recurrence.states import StateCache

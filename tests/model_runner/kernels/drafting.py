@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from model_runner.contract import SamplingParams
 from model_runner.heads.hydra import HydraHeads, HydraShape
 from model_runner.kernels.library import Kernels, WeightKind
-from model_runner.native.packed import OneDNNPacker, pack_weights
+from model_runner.modules.linears import OneDNNPacker, pack_weights
 from model_runner.native.packer import NativePacker
 from model_runner.speculative.proposer import ChoiceStep, TargetStep
 

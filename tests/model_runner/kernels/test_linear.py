@@ -12,9 +12,9 @@ from torch import Tensor
 from model_runner.kernels.library import WIDEST_ROTATED, Kernels, NativeWeight, WeightKind
 from model_runner.modules.latents import NativeHeads
 from model_runner.native import packer as native_packer
-from model_runner.native.packed import PackedWeight
 from model_runner.native.packer import NativePacker
 from model_runner.weights.matrix import DenseMatrix, Linear
+from model_runner.weights.packed_weight import PackedWeight
 from tests.model_runner.kernels import int4_oracle, int8_oracle, rotated_oracle
 
 OUTPUTS = (1, 15, 16, 17, 100)

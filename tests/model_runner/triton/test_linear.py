@@ -14,7 +14,8 @@ from model_runner.cuda.linear import (
 )
 from model_runner.kernels.triton.linear import Addends, linear, shapes
 from model_runner.kernels.triton.tiles import Operands, all_shapes, choose_shape, row_tiles
-from model_runner.native.packed import PackedWeight, pack_weights
+from model_runner.modules.linears import pack_weights
+from model_runner.weights.packed_weight import PackedWeight
 from tests.model_runner.triton.linear_oracle import check_product, random
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
