@@ -76,14 +76,14 @@ class RecurrentShape(StateShape):
 
     @property
     def rows(self) -> Sequence[Sequence[int]]:
-        """Of keys, decays and updates."""
+        """Shapes of keys, decays and updates."""
         keys, values = padded(self.key_dim), padded(self.value_dim)
         decays = (self.heads, BLOCK, keys) if self.per_channel else (self.heads, BLOCK)
         return (self.key_heads, BLOCK, keys), decays, (self.heads, BLOCK, values)
 
     @property
     def page(self) -> Sequence[int]:
-        """Of the state."""
+        """The shape of the state."""
         return self.heads, padded(self.key_dim), padded(self.value_dim)
 
 
@@ -97,13 +97,13 @@ class ScanShape(StateShape):
 
     @property
     def rows(self) -> Sequence[Sequence[int]]:
-        """Of steps, values and inputs."""
+        """Shapes of steps, values and inputs."""
         channels = padded(self.channels)
         return (BLOCK, channels), (BLOCK, channels), (BLOCK, self.states)
 
     @property
     def page(self) -> Sequence[int]:
-        """Of the state."""
+        """The shape of the state."""
         return self.states, padded(self.channels)
 
 
@@ -121,12 +121,12 @@ class ConvShape(StateShape):
 
     @property
     def rows(self) -> Sequence[Sequence[int]]:
-        """Of inputs."""
+        """The shape of inputs."""
         return ((BLOCK, self.channels),)
 
     @property
     def page(self) -> Sequence[int]:
-        """Of the last inputs before the block's end."""
+        """The shape of the last inputs before the block's end."""
         return self.kernel - 1, self.channels
 
 
@@ -151,7 +151,7 @@ class StateMemory:
 
 @dataclass(frozen=True, slots=True)
 class RecurrentMemory(StateMemory):
-    """Of a recurrence."""
+    """Rows and pages of a recurrence."""
 
     keys: Tensor  # [blocks, key_heads, BLOCK, key_dim]
     decays: Tensor  # [blocks, heads, BLOCK] or [blocks, heads, BLOCK, key_dim]: factors, not logarithms
@@ -168,7 +168,7 @@ class RecurrentMemory(StateMemory):
 
 @dataclass(frozen=True, slots=True)
 class ScanMemory(StateMemory):
-    """Of a selective scan."""
+    """Rows and pages of a selective scan."""
 
     steps: Tensor  # [blocks, BLOCK, channels]
     values: Tensor  # [blocks, BLOCK, channels] inputs times steps
@@ -185,7 +185,7 @@ class ScanMemory(StateMemory):
 
 @dataclass(frozen=True, slots=True)
 class ConvMemory(StateMemory):
-    """Of a convolution."""
+    """Rows and pages of a convolution."""
 
     inputs: Tensor  # [blocks, BLOCK, channels]
     last: Tensor  # [pages, kernel - 1, channels] inputs before the end of the page's block
