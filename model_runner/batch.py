@@ -271,9 +271,9 @@ class LogitRows:
     index: Sequence[int] | IntArray
     """[R] tokens whose logits are needed."""
     samples: list[SampleRows] = field(default_factory=list)
-    guides: Mapping[int, SampleRows] = field(default_factory=dict)
+    guides: dict[int, SampleRows] = field(default_factory=dict)
     prompt_rows: list[PromptRows] = field(default_factory=list)
-    pooled: Sequence[PooledRows] = ()
+    pooled: list[PooledRows] = field(default_factory=list)
 
 
 class BatchMaker:

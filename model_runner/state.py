@@ -289,11 +289,7 @@ class _Layout:
     def __init__(self, index_of: Mapping[str, int]) -> None:
         self._index_of = index_of
         self._logits_index: list[int] = []
-        self._samples: list[SampleRows] = []
-        self._guides: dict[int, SampleRows] = {}
-        self._prompt_rows: list[PromptRows] = []
-        self._pooled: list[PooledRows] = []
-        self.rows = LogitRows(self._logits_index, self._samples, self._guides, self._prompt_rows, self._pooled)
+        self.rows = LogitRows(self._logits_index)
         self.tokens = StepTokens()
         self.firsts: list[int] = []
         """The first token of each choice."""
@@ -309,9 +305,9 @@ class _Layout:
         elif end == len(choice.tokens):
             rows = SampleRows(index, len(self._logits_index), tree, choice.verify)
             if choice.guides is None:
-                self._samples.append(rows)
+                self.rows.samples.append(rows)
             else:
-                self._guides[self._index_of[choice.guides]] = rows
+                self.rows.guides[self._index_of[choice.guides]] = rows
             last = first + num_tokens - 1
             self._logits_index.extend(range(last, last + 1 + len(tree)))
         self.tokens.add([*choice.tokens[start:end], *tree.tokens], start)
@@ -323,7 +319,7 @@ class _Layout:
         if row is not None:
             self._logits_index.append(start + num_tokens - 1)
         tokens = slice(start, start + num_tokens)
-        self._pooled.append(PooledRows(index, pooling, tokens, len(choice.tokens), is_last, row))
+        self.rows.pooled.append(PooledRows(index, pooling, tokens, len(choice.tokens), is_last, row))
 
     def _add_prompt_rows(self, index: int, choice: RunningChoice, end: int) -> None:
         if choice.sampling.prompt_logprobs is None:
@@ -333,4 +329,4 @@ class _Layout:
         if targets:
             row, token = len(self._logits_index), len(self.tokens.ids)
             self._logits_index.extend(range(token, token + len(targets)))
-            self._prompt_rows.append(PromptRows(index, slice(row, row + len(targets)), torch.tensor(targets)))
+            self.rows.prompt_rows.append(PromptRows(index, slice(row, row + len(targets)), torch.tensor(targets)))

@@ -40,11 +40,6 @@ def multiply_by_onednn(rows: Tensor, reordered: Tensor, bias: Tensor | None) -> 
     return result
 
 
-def replace_children(module: nn.Module, children: dict[str, nn.Module | None]) -> None:
-    """Give a copied module children of its own, so that changes do not reach the module that it was copied from."""
-    module._modules = children
-
-
 def children_of(module: nn.Module) -> dict[str, nn.Module | None]:
     """The children by name. `named_children` omits the second name of a child."""
     return module._modules

@@ -13,7 +13,7 @@ from model_runner.contract import SamplingParams, ScheduledRequest
 from model_runner.draft_tree import NO_DRAFT, ROOT, DraftTree
 from model_runner.features import LAST, Feature
 from model_runner.kernels.row_sums import row_softmax, row_sums
-from model_runner.sampling.logprobs import top
+from model_runner.sampling.logprobs import take, top
 from model_runner.sampling.rows import SamplingState
 from model_runner.sampling.sampler import Sampler, constrain
 from model_runner.speculative.verify import Verdict
@@ -176,7 +176,7 @@ class ContrastiveSearch:
         if not places:
             return
         rows = self._sampling.rows([place.slot for place in places])
-        raw = _take(logits, [place.sample.first for place in places])
+        raw = take(logits, [place.sample.first for place in places]).float()
         scores, _ = constrain(raw, rows)  # no errors: there were candidates
         probs = row_softmax(scores.double())
         tokens = {
@@ -195,7 +195,7 @@ class ContrastiveSearch:
         if not places:
             return
         nodes = [_chosen(place.sample.tree, verdicts[place.sample.choice]) for place in places]
-        raw = _take(logits, [place.sample.row_of(node) for place, node in zip(places, nodes, strict=True)])
+        raw = take(logits, [place.sample.row_of(node) for place, node in zip(places, nodes, strict=True)]).float()
         scores, errors = constrain(raw, self._sampling.rows([place.slot for place in places]))
         most = min(max(place.searching.sampling.num_candidates for place in places), scores.shape[1])
         best = top(scores, most)
@@ -230,7 +230,3 @@ def _directions(hidden: Tensor) -> Tensor:
     rows = hidden.double()
     lengths = row_sums(rows.square()).sqrt()
     return rows / lengths.clamp(min=torch.finfo(torch.float64).tiny)
-
-
-def _take(logits: Tensor, rows: list[int]) -> Tensor:
-    return logits.index_select(0, torch.tensor(rows, device=logits.device)).float()

@@ -3,7 +3,6 @@
 import copy
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from model_runner.features import decoder_layers
 from model_runner.refusal import UnsupportedModelError
-from model_runner.torch_private import children_of, replace_children
+from model_runner.torch_private import children_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -19,31 +18,6 @@ if TYPE_CHECKING:
 Module = TypeVar("Module", bound=nn.Module)
 _DICTS = dict, OrderedDict
 """Attributes in which a module keeps its parameters, buffers, children and hooks."""
-
-
-def with_layers(model: "PreTrainedModel", change: Callable[[nn.ModuleList], nn.ModuleList]) -> "PreTrainedModel":
-    """A copy of the model with other decoder layers. It shares embedding, norm and head.
-
-    Raises UnsupportedModelError if the model's decoder layers cannot be found.
-    """
-    decoder_layers(model)
-    changed = shallow_copy(model)
-    for name, child in model.named_children():
-        if child is model.get_decoder():  # type: ignore[no-untyped-call]
-            setattr(changed, name, _decoder_with_layers(child, change))
-    return changed
-
-
-def _decoder_with_layers(decoder: nn.Module, change: Callable[[nn.ModuleList], nn.ModuleList]) -> nn.Module:
-    changed = shallow_copy(decoder)
-    config: Any = copy.copy(decoder.config)
-    for name, child in decoder.named_children():
-        if isinstance(child, nn.ModuleList) and len(child) == decoder.config.num_hidden_layers:  # type: ignore[union-attr]
-            layers = change(child)
-            setattr(changed, name, layers)
-            config.num_hidden_layers = len(layers)
-    changed.config = config
-    return changed
 
 
 def twin(model: Module) -> Module:
@@ -56,13 +30,6 @@ def twin(model: Module) -> Module:
         children = children_of(module).items()
         children_of(copied).update({name: twins[child] for name, child in children if child is not None})
     return cast("Module", twins[model])
-
-
-def shallow_copy(module: Module) -> Module:
-    """A copy of a module with the same parameters, buffers and children, which can be replaced independently."""
-    copied = copy.copy(module)
-    replace_children(copied, dict(children_of(module)))
-    return copied
 
 
 logger = logging.getLogger("samewise.runner")
@@ -93,7 +60,7 @@ class HFEarlyExit:
         self._hidden = torch.empty(0)
         self._device = model.device
         try:
-            self._model = with_layers(model, lambda layers: nn.ModuleList([self._stand_in(layers[0])]))
+            self._model = self._with_one_layer(model)
             norm = next(iter(model.parameters()))
             self(torch.zeros(1, config.hidden_size, dtype=norm.dtype, device=self._device))
         except (ValueError, TypeError, RuntimeError, AttributeError, KeyError, IndexError) as error:
@@ -111,11 +78,15 @@ class HFEarlyExit:
         logits: Tensor = output.logits[0].float()
         return logits
 
-    def _stand_in(self, layer: nn.Module) -> nn.Module:
-        """A layer that has every attribute that the decoder may read."""
-        stand_in = shallow_copy(layer)
-        stand_in.forward = self._insert
-        return stand_in
+    def _with_one_layer(self, model: "PreTrainedModel") -> "PreTrainedModel":
+        """A twin whose only layer has every attribute that the decoder may read."""
+        copied = twin(model)
+        layers, decoder = decoder_layers(copied), copied.get_decoder()  # type: ignore[no-untyped-call]
+        del layers[1:]
+        layers[0].forward = self._insert
+        decoder.config = copy.copy(decoder.config)
+        decoder.config.num_hidden_layers = 1
+        return copied
 
     def _insert(self, *arguments: Any, **keywords: Any) -> Tensor:
         return self._hidden
