@@ -1,6 +1,6 @@
 """KV reuse: finds blocks in the prefix cache or in a sibling's prompt, so that a choice need not compute them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -14,13 +14,12 @@ _MOST_REMEMBERED: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """The blocks with which a choice can begin, and the lookups that found them."""
+    """What the caches have for the first blocks of a request."""
 
-    num_names: int
-    num_known: int
-    """Leading blocks of the choice's own that are cached."""
-    shared: tuple[int, ...]
-    in_groups: tuple[Mapping[int, int], ...]
+    request: Request
+    num_full: int
+    """Number of blocks that were looked up."""
+    reuse: ReusedKV
     lookups: tuple[Lookup, ...]
     """One for each cache."""
 
@@ -33,7 +32,7 @@ class KVSharing:
         self._cache = blocks.cache
         self._block_size = block_size
         self._prefix_caching = prefix_caching
-        self._remembered: list[tuple[Request, _Found]] = []
+        self._remembered: list[_Found] = []
         """The latest lookups, because the head of the queue repeats its lookup in every step."""
 
     def find_reusable(self, request: Request, siblings: Sequence[Request]) -> ReusedKV | None:
@@ -112,38 +111,25 @@ class KVSharing:
         return request.chain.names(request.tokens, start, stop)
 
     def _from_cache(self, request: Request) -> ReusedKV:
-        """All full blocks that are cached. The last token is never reused: it must be computed to sample the next."""
+        """The longest cached prefix that all cache groups can follow, remembered until a cache changes there.
+
+        The last token is never reused: it must be computed to sample the next.
+        """
         if not self._prefix_caching:
             return ReusedKV()
-        found = self._find(request, self._uncut(request, (len(request.tokens) - 1) // self._block_size))
-        num_computed = len(found.shared) * self._block_size
-        return ReusedKV(
-            num_computed=num_computed,
-            num_state_blocks=len(found.shared),
-            shared=found.shared,
-            in_groups=found.in_groups,
-            num_cached=min(num_computed, request.num_prompt),
-            num_looked_up=request.num_prompt,
-            cached_blocks_at_admission=found.num_known,
-        )
-
-    def _find(self, request: Request, num_full: int) -> _Found:
-        """The longest cached prefix of the request's first `num_full` blocks that all cache groups can follow.
-
-        It is remembered until a cache changes there.
-        """
-        for asking, found in self._remembered:
-            if asking is request and found.num_names == num_full and all(one.is_current for one in found.lookups):
-                return found
+        num_full = self._uncut(request, (len(request.tokens) - 1) // self._block_size)
+        for one in self._remembered:
+            if one.request is request and one.num_full == num_full and all(lookup.is_current for lookup in one.lookups):
+                return one.reuse
         names = self._names(request, 0, num_full)
-        found = self._look_up(names)
-        while (num_uncut := self._uncut(request, len(found.shared))) < len(found.shared):
-            found = replace(self._look_up(names[:num_uncut]), num_names=num_full)
-        others = [one for one in self._remembered if one[0] is not request]
-        self._remembered = [*others, (request, found)][-_MOST_REMEMBERED:]
+        reuse, lookups = self._look_up(request, names)
+        while (num_uncut := self._uncut(request, len(reuse.shared))) < len(reuse.shared):
+            reuse, lookups = self._look_up(request, names[:num_uncut])
+        others = [one for one in self._remembered if one.request is not request]
+        self._remembered = [*others, _Found(request, num_full, reuse, lookups)][-_MOST_REMEMBERED:]
         for number, cache in enumerate([self._cache, *(group.cache for group in self._blocks.groups)]):
-            cache.followed = [found.lookups[number] for _, found in self._remembered]
-        return found
+            cache.followed = [found.lookups[number] for found in self._remembered]
+        return reuse
 
     def _uncut(self, request: Request, boundary: int) -> int:
         """The last boundary up to this one at which no span is cut."""
@@ -151,7 +137,7 @@ class KVSharing:
             boundary -= 1
         return boundary
 
-    def _look_up(self, names: Sequence[bytes]) -> _Found:
+    def _look_up(self, request: Request, names: Sequence[bytes]) -> tuple[ReusedKV, tuple[Lookup, ...]]:
         own = self._cache.lookup(names)
         known, boundary = names[: len(own)], len(own)
         if self._blocks.groups:
@@ -162,7 +148,17 @@ class KVSharing:
             shared = {index: group.cache.block_of(known[index]) for index in group.before(boundary)}
             in_groups.append(shared)
             lookups.append(Lookup(shared.values(), [name for name in known if not group.cache.has(name)]))
-        return _Found(len(names), len(own), tuple(own[:boundary]), tuple(in_groups), tuple(lookups))
+        num_computed = boundary * self._block_size
+        reuse = ReusedKV(
+            num_computed=num_computed,
+            num_state_blocks=boundary,
+            shared=tuple(own[:boundary]),
+            in_groups=tuple(in_groups),
+            num_cached=min(num_computed, request.num_prompt),
+            num_looked_up=request.num_prompt,
+            cached_blocks_at_admission=len(own),
+        )
+        return reuse, tuple(lookups)
 
     def fork(self, request: Request) -> ReusedKV | None:
         """The KV that a forked request reuses from its parent, or None if the request is not a fork."""

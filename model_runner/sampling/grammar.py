@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
 from threading import Lock
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import llguidance
 import llguidance.numpy
@@ -23,10 +23,6 @@ from numpy.typing import NDArray
 
 from model_runner.contract import Failure
 from model_runner.processes import available_cores
-
-if TYPE_CHECKING:
-    import llguidance
-
 
 Mask = NDArray[np.int32]
 """One bit per token of the vocabulary: token t is bit t % 32 of word t // 32."""
