@@ -48,10 +48,24 @@ def other_task(architectures: Collection[str] | None) -> str | None:
 
     Served without its head, such a model would generate from random weights.
     """
-    first = str(next(iter(architectures or ()), ""))
-    found = _TASK.search(first)
+    found = _TASK.search(_first_class(architectures))
     task = None if found is None else found[1] or found[2]
     return None if task is None or task.startswith(_SERVED_TASKS) else task
+
+
+def _first_class(architectures: Collection[str] | None) -> str:
+    return str(next(iter(architectures or ()), ""))
+
+
+def classifies(architectures: Collection[str] | None) -> bool:
+    """Whether a checkpoint has a head for scores or classes of texts, by its first class."""
+    return _first_class(architectures).endswith("ForSequenceClassification")
+
+
+def is_bare(architectures: Collection[str] | None) -> bool:
+    """Whether a checkpoint is for embeddings or classification, and may lack the head that makes logits."""
+    first = _first_class(architectures)
+    return classifies(architectures) or (first.endswith("Model") and not first.endswith("LMHeadModel"))
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from model_runner.json_files import find_object, is_safe_path, read_list
-from model_runner.refusal import UnsupportedModelError, few, refused
+from model_runner.refusal import UnsupportedModelError, classifies, few, refused
 from model_runner.weights.damage import naming_damage
 
 _ENCODERS = frozenset({
@@ -22,8 +22,6 @@ _BOTH = frozenset({"gemma3_text"})
 """Model types whose attention is bidirectional if `use_bidirectional_attention` is set."""
 MODEL_TYPES = _ENCODERS | _BOTH
 """Model types of encoders."""
-CLASSIFIES = "ForSequenceClassification"
-"""Ends the names of classes with a head for classes or scores."""
 _TASKS = ("ForMaskedLM", "ForPreTraining", "ForCausalLM", "LMHeadModel", "Model")
 """Endings of classes whose encoder makes embeddings; their heads for tokens are not used."""
 _TRANSFORMER_FILES = (
@@ -122,25 +120,26 @@ def _read_encoder(folder: Path) -> EncoderFolder | None:
         return None
     kind = str(config["model_type"])
     architecture = str((config.get("architectures") or ["Model"])[0])
-    classifies = architecture.endswith(CLASSIFIES)
+    has_classes = classifies(config.get("architectures"))
     if kind == "nomic_bert" and (
         other := [name for name in _NOMIC if (config.get(name) or _NOMIC[name]) != _NOMIC[name]]
     ):
         raise UnsupportedModelError(f"{folder} is a NomicBERT with another {few(other)}, which is not supported")
-    if not classifies and not architecture.endswith(_TASKS):
+    if not has_classes and not architecture.endswith(_TASKS):
         raise UnsupportedModelError(
             f"{folder} (a {kind} model) has a head for another task ({architecture}); encoders are supported for "
-            f"embeddings, and with a head of the class ...{CLASSIFIES} for scores and classes; give another checkpoint"
+            "embeddings, and with a head of the class ...ForSequenceClassification for scores and classes; give "
+            "another checkpoint"
         )
     transformer = next((found for name in _TRANSFORMER_FILES if (found := find_object(folder / name))), {})
     has_modules = (folder / "modules.json").is_file()
-    modules = tuple(_modules(folder)) if has_modules and not classifies else (_MEAN,)
+    modules = tuple(_modules(folder)) if has_modules and not has_classes else (_MEAN,)
     limits = transformer.get("max_seq_length"), find_object(folder / "tokenizer_config.json").get("model_max_length")
     lengths = [int(limit) for limit in limits if isinstance(limit, int | float) and 0 < limit < 1 << 30]
     return EncoderFolder(
         path=folder,
         model_type=kind,
-        classifies=classifies,
+        classifies=has_classes,
         modules=modules,
         has_modules=has_modules,
         lowercases=bool(transformer.get("do_lower_case")),

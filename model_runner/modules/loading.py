@@ -36,8 +36,8 @@ from model_runner.modules.text_model import (
     watch_calls,
     without_validation,
 )
-from model_runner.refusal import SEE_MODELS, UnsupportedModelError, describe_model, few, other_task, refused
-from model_runner.spec.model_folder import gguf_file_of, is_bare, is_unused_head, open_checkpoint
+from model_runner.refusal import SEE_MODELS, UnsupportedModelError, describe_model, few, is_bare, other_task, refused
+from model_runner.spec.model_folder import gguf_file_of, is_unused_head, open_checkpoint
 from model_runner.spec.model_shape import ModelShape, rotated
 from model_runner.spec.rotary import is_fixed
 from model_runner.weights.damage import naming_damage
@@ -362,7 +362,7 @@ def refuse_faults(config: PretrainedConfig, report: Mapping[str, Any]) -> None:
 
 def _head_that_may_be_missing(folder: Path, model: PreTrainedModel) -> set[str]:
     """Names of the head's weights if the checkpoint is for embeddings or classification, and may lack them."""
-    if not is_bare(model.config) and not (folder / "modules.json").is_file():
+    if not is_bare(model.config.architectures) and not (folder / "modules.json").is_file():
         return set()
     head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     weights = () if head is None else tuple(head.parameters())

@@ -17,9 +17,9 @@ from torch import Tensor
 from model_runner.batch import IntArray, PooledRows
 from model_runner.contract import Failure, Pooling, SamplingParams
 from model_runner.features import LAST, Feature
-from model_runner.refusal import UnsupportedModelError
+from model_runner.refusal import UnsupportedModelError, classifies
 from model_runner.scoring.transforms import RawStep
-from model_runner.spec.model_folder import CLASSIFIES, HEAD_NAMES, open_checkpoint
+from model_runner.spec.model_folder import HEAD_NAMES, open_checkpoint
 from model_runner.speculative.verify import Verdict
 from model_runner.state import RunningChoice
 
@@ -55,7 +55,7 @@ class ClassificationHead:
 
 def load_classification_head(folder: Path, config: "PretrainedConfig") -> ClassificationHead | None:
     """None for other kinds of models. Raises UnsupportedModelError if a classifier's checkpoint has no such head."""
-    if not str((config.architectures or [""])[0]).endswith(CLASSIFIES):
+    if not classifies(config.architectures):
         return None
     checkpoint = open_checkpoint(folder)
     names = () if checkpoint is None else checkpoint.shapes

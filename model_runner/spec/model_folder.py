@@ -4,24 +4,20 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tokenizers import Tokenizer
 
 from model_runner.gguf.checkpoint import GgufCheckpoint
 from model_runner.gguf.header import parts_of
 from model_runner.hub.repository import hash_listing
+from model_runner.refusal import classifies
 from model_runner.weights.checkpoint import Checkpoint
 from model_runner.weights.interleaved_experts import deinterleave_experts
 from model_runner.weights.quantized_linears import LinearReader, as_weights
 from model_runner.weights.safetensors_files import SafetensorsCheckpoint
 from model_runner.weights.safetensors_head import weight_files
 
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
-
-CLASSIFIES = "ForSequenceClassification"
-"""Suffix of the class names of classification models."""
 _PREDICTION = "mtp."
 """Begins the names of Qwen's modules for multi-token prediction (`heads/mtp.py`)."""
 HEAD_NAMES = ("score.weight", "score.bias")
@@ -93,12 +89,4 @@ def is_unused_head(name: str, config: Any) -> bool:
     num_modules = getattr(text, "num_nextn_predict_layers", None) or 0
     if layer is not None and 0 <= int(layer[1]) - text.num_hidden_layers < num_modules:
         return True
-    classifies = str((config.architectures or [""])[0]).endswith(CLASSIFIES)
-    return classifies and name in HEAD_NAMES
-
-
-def is_bare(config: "PretrainedConfig") -> bool:
-    """Whether a checkpoint is for embeddings or classification, and may lack the head that makes logits."""
-    architecture = str((config.architectures or [""])[0])
-    is_decoder = architecture.endswith("Model") and not architecture.endswith("LMHeadModel")
-    return is_decoder or architecture.endswith(CLASSIFIES)
+    return name in HEAD_NAMES and classifies(config.architectures)

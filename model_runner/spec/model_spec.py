@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from model_runner.kernels.library import INT4_GROUP
-from model_runner.refusal import UnsupportedModelError, describe_model
+from model_runner.refusal import UnsupportedModelError, describe_model, is_bare
 from model_runner.spec.families import WRAPPERS, ModelFamily, find_family
 from model_runner.spec.layer_family import Config
 from model_runner.spec.layer_spec import AttentionSpec, LayerSpec, read_layer_spec
-from model_runner.spec.model_folder import is_bare, is_unused_head
+from model_runner.spec.model_folder import is_unused_head
 from model_runner.spec.model_shape import ModelShape, rotated
 from model_runner.spec.rotary import Frequencies, rotary_frequencies
 from model_runner.weights.checkpoint import Checkpoint
@@ -166,7 +166,7 @@ def _head_names(decoder: str) -> list[str]:
 def _read_head(config: Any, names: Sequence[str], parameters: Parameters, embedding: Linear) -> Linear:
     """The head; the embedding where the two are one, or where the model has no head and its logits are of no use."""
     name = next((name for name in names if parameters.has(f"{name}.weight")), None)
-    if _is_tied(config) or (name is None and is_bare(config)):
+    if _is_tied(config) or (name is None and is_bare(config.architectures)):
         return embedding
     text = config.get_text_config()
     return parameters.linear([name or _HEAD], text.vocab_size, text.hidden_size)

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from model_runner.encoders.folder import CLASSIFIES, EncoderFolder, find_encoder, pooling_modes, read_modules
+from model_runner.encoders.folder import EncoderFolder, find_encoder, pooling_modes, read_modules
 from model_runner.json_files import LARGE, find_object
+from model_runner.refusal import classifies, is_bare
 from model_runner.weights.safetensors_head import INDEX, SINGLE, read_safetensors_head
 from server.errors import InvalidRequestError
 from server.text.tokenizer import Tokenizer
@@ -167,18 +168,17 @@ class _Files:
         self.sentences = find_object(folder / "config_sentence_transformers.json")
         self.transformer = find_object(folder / "sentence_bert_config.json")
         self.modules = dict(read_modules(folder)) if (folder / "modules.json").is_file() else {}
-        self.architecture = str((self.config.get("architectures") or ["ForCausalLM"])[0])
+        self.architectures = self.config.get("architectures")
         self.encoder: EncoderFolder | None = find_encoder(folder)
 
     @property
     def classifies(self) -> bool:
-        return self.architecture.endswith(CLASSIFIES)
+        return classifies(self.architectures)
 
     @property
     def generates(self) -> bool:
         """A class with another head, or with none, was saved without a language-model head."""
-        is_bare = self.architecture.endswith("Model") and not self.architecture.endswith("LMHeadModel")
-        if self.encoder is not None or self.classifies or is_bare:
+        if self.encoder is not None or is_bare(self.architectures):
             return False
         return not (self.modules and self._lacks_head)
 
