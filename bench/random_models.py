@@ -138,7 +138,7 @@ def main() -> None:
     parser.add_argument("form", choices=sorted(FORMS))
     parser.add_argument("folder", type=Path)
     arguments = parser.parse_args()
-    make(FORMS[arguments.spec], arguments.folder, resolve_model(None, Console(stderr=True)).path)
+    make(FORMS[arguments.form], arguments.folder, resolve_model(None, Console(stderr=True)).path)
 
 
 if __name__ == "__main__":
