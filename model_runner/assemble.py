@@ -15,7 +15,7 @@ from model_runner.attention.backend import AttentionBackend
 from model_runner.config import RunnerConfig, Sizes
 from model_runner.contract import CacheGroup, smallest_group
 from model_runner.image_reader import LoadedReader
-from model_runner.kv_cache import BlockCache, KVCache, KVCaches
+from model_runner.kv_cache import BlockCache, KVCache
 from model_runner.learning.learning import NO_LEARNING, Learning
 from model_runner.learning.link import ProcessLink
 from model_runner.learning.wiring import MakeLink, fresh_proposer, make_learning
@@ -56,7 +56,8 @@ class RunnerParts:
     """The parts of a runner; tests replace some with fakes."""
 
     target: TargetModel
-    kv_cache: BlockCache
+    caches: Sequence[BlockCache]
+    """Of the target and the auxiliary model, and its recurrent states."""
     state: RunnerState
     speculator: Speculator
     controller: SpeculationController
@@ -174,9 +175,10 @@ def _put_together(
     search = ContrastiveSearch(sampling, sampler, plan.max_model_len)
     amateur = _companion(target, aux, platform, plan.max_model_len)
     early_exit = platform.find_early_exit(target.model)
+    caches: tuple[BlockCache | None, ...] = (target.kv_cache, None if aux is None else aux.kv_cache, states)
     parts = RunnerParts(
         target=platform.make_target(target.model, target.attention, plan.max_model_len, needs, recurrence),
-        kv_cache=_join_caches(target.kv_cache, None if aux is None else aux.kv_cache, states),
+        caches=[cache for cache in caches if cache is not None],
         state=RunnerState(blocks, sampling, speculator, search, learning, images),
         speculator=speculator,
         controller=controller,
@@ -194,11 +196,6 @@ def _put_together(
     if aux is not None and amateur is not None:
         _refuse_mixing(platform, aux.model, amateur, parts.state, plan)
     return parts, 0 if early_exit is None else early_exit.num_layers
-
-
-def _join_caches(*found: BlockCache | None) -> BlockCache:
-    caches = [cache for cache in found if cache is not None]
-    return caches[0] if len(caches) == 1 else KVCaches(*caches)
 
 
 def _make_grammars(folder: Path, vocab_size: int) -> "Grammars | None":

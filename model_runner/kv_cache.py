@@ -18,50 +18,35 @@ from model_runner.kernels.library import Kernels
 from model_runner.kernels.memory import Arena
 
 
-class KVLayout(Protocol):
-    """Memory layout of one layer's keys and values.
+class KVLayout:
+    """Memory layout of one layer's keys [.., kv_heads, key_dim, block_size] and values.
 
-    A place is a block and an offset in it; both are tensors of the same shape [..].
+    Values are [.., kv_heads, block_size, value_dim]. A place is a block and an offset in it; both are tensors of the
+    same shape [..].
     """
 
     def key_shape(self, kv_heads: int, key_dim: int, block_size: int) -> tuple[int, ...]:
         """Shape of a block's keys."""
-
-    def value_shape(self, kv_heads: int, value_dim: int, block_size: int) -> tuple[int, ...]:
-        """Shape of a block's values."""
-
-    def put_keys(self, keys: Tensor, block: Tensor, offset: Tensor, new: Tensor) -> None:
-        """Store new [.., kv_heads, key_dim] at places [..]."""
-
-    def put_values(self, values: Tensor, block: Tensor, offset: Tensor, new: Tensor) -> None:
-        """Store new [.., kv_heads, value_dim] at places [..]."""
-
-    def keys_at(self, keys: Tensor, block: Tensor, offset: Tensor) -> Tensor:
-        """[.., kv_heads, key_dim or more] of places [..]: the stored key, with padding if there is any."""
-
-    def values_at(self, values: Tensor, block: Tensor, offset: Tensor) -> Tensor:
-        """[.., kv_heads, value_dim] of places [..]."""
-
-
-class PlainLayout(KVLayout):
-    """Keys [.., kv_heads, key_dim, block_size] and values [.., kv_heads, block_size, value_dim]."""
-
-    def key_shape(self, kv_heads: int, key_dim: int, block_size: int) -> tuple[int, ...]:
         return kv_heads, key_dim, block_size
 
     def value_shape(self, kv_heads: int, value_dim: int, block_size: int) -> tuple[int, ...]:
+        """Shape of a block's values."""
         return kv_heads, block_size, value_dim
 
     def put_keys(self, keys: Tensor, block: Tensor, offset: Tensor, new: Tensor) -> None:
+        """Store new [.., kv_heads, key_dim] at places [..]."""
         keys[block, :, :, offset] = new
 
     def put_values(self, values: Tensor, block: Tensor, offset: Tensor, new: Tensor) -> None:
+        """Store new [.., kv_heads, value_dim] at places [..]."""
         values[block, :, offset] = new
 
     def keys_at(self, keys: Tensor, block: Tensor, offset: Tensor) -> Tensor:
+        """[.., kv_heads, key_dim or more] of places [..]: the stored key, with padding if there is any."""
         return keys[block, :, :, offset]
 
     def values_at(self, values: Tensor, block: Tensor, offset: Tensor) -> Tensor:
+        """[.., kv_heads, value_dim] of places [..]."""
         return values[block, :, offset]
 
 
@@ -205,7 +190,7 @@ class KVCache:
         self.dtype = dtype
         whole_keys = device.type == "cuda" if whole_keys is None else whole_keys
         self._in_pairs = dtype == torch.bfloat16 and device.type == "cpu" and not whole_keys
-        self._layout: KVLayout = Bf16Pairs() if self._in_pairs else PlainLayout()
+        self._layout = Bf16Pairs() if self._in_pairs else KVLayout()
         self.keys: list[Tensor] = []  # each [num_blocks, kv_heads, key_dim, block_size], or as in Bf16Pairs
         self.values: list[Tensor] = []  # each [num_blocks, kv_heads, block_size, value_dim], or as in Bf16Pairs
         self.key_scales: list[Tensor] = []  # each [num_blocks, kv_heads, block_size] float32; no entries without scales
@@ -326,21 +311,6 @@ class BlockCache(Protocol):
     def move(self, moves: Sequence[Move]) -> None:
         """Copy what is kept of tokens to other places, as far as they are in this cache."""
         ...
-
-
-class KVCaches:
-    """Caches of several models that use the same block ids."""
-
-    def __init__(self, *caches: BlockCache) -> None:
-        self._caches = caches
-
-    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
-        for cache in self._caches:
-            cache.copy_blocks(copies)
-
-    def move(self, moves: Sequence[Move]) -> None:
-        for cache in self._caches:
-            cache.move(moves)
 
 
 def cache_structs(cache: KVCache) -> list[CData]:

@@ -125,7 +125,7 @@ class ModelRunner(Runner):
         self.info = info
         self.num_blocks, self.groups = info.num_blocks, info.groups
         self._target = parts.target
-        self._kv_cache = parts.kv_cache
+        self._caches = parts.caches
         self._state = parts.state
         self._speculator = parts.speculator
         self._controller = parts.controller
@@ -195,8 +195,8 @@ class ModelRunner(Runner):
 
     def _lay_out(self, plan: StepPlan) -> StepContext:
         """Apply the plan to cache and choices, and lay out the step."""
-        if plan.copies:
-            self._kv_cache.copy_blocks(plan.copies)
+        for cache in self._caches if plan.copies else ():
+            cache.copy_blocks(plan.copies)
         choices = self._state.apply(plan)
         slots = [choice.slot for choice in choices]
         guided = guided_by(choices, plan.scheduled)
@@ -359,8 +359,8 @@ class ModelRunner(Runner):
         moves: list[Move] = []
         for choice, entry, verdict in zip(choices, plan.scheduled, verdicts, strict=True):
             moves += self._state.commit(choice, entry.num_tokens, verdict.tokens, verdict.nodes)
-        if moves:
-            self._kv_cache.move(moves)
+        for cache in self._caches if moves else ():
+            cache.move(moves)
 
     def speculation_stats(self) -> tuple[SpeculationStats, ...]:
         return self._speculator.stats()

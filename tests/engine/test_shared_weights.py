@@ -9,7 +9,6 @@ import torch
 
 from model_runner.config import Quantization, RunnerConfig
 from model_runner.contract import Contrastive, DoLa, SamplingParams, Speculation
-from model_runner.kv_cache import KVCaches
 from model_runner.native.model import NativeTargetModel
 from model_runner.platforms.cpu import CpuPlatform
 from model_runner.runner import ModelRunner
@@ -73,9 +72,8 @@ def test_each_role_writes_to_its_own_cache(family: str, tiny_model: Callable[...
     config = RunnerConfig(model, draft_model=model, aux_model=model, kv_cache_gib=0.02, max_num_seqs=8)
     harness = Harness(ModelRunner.load(config))
     drafter = harness.runner._drafter
-    assert isinstance(harness.runner._kv_cache, KVCaches)
     assert isinstance(drafter, NativeTargetModel)
-    target, aux = harness.runner._kv_cache._caches
+    target, aux = harness.runner._caches
 
     def written(request: EngineRequest) -> list[bool]:
         caches = [target, drafter._attention.cache, aux]

@@ -83,7 +83,7 @@ def test_the_cache_that_drafts_leave_behind_is_that_of_the_tokens(drafted: Draft
 
 
 def test_a_wrong_walk_would_be_noticed(drafted: Drafted, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(type(drafted.harness.runner._kv_cache), "move", lambda self, moves: None)
+    monkeypatch.setattr(type(drafted.harness.runner._caches[0]), "move", lambda self, moves: None)
     assert not same(drafted.harness.run(drafted.harness.engine(), drafted.requests), drafted.alone)
 
 

@@ -78,7 +78,7 @@ def make_runner(picked: Sequence[int] = (), **proposers: Proposer) -> tuple[Mode
     speculator = Speculator({"lookahead": LookaheadProposer(), **proposers}, controller, max_nodes=8)
     parts = RunnerParts(
         target=model,
-        kv_cache=cache,
+        caches=[cache],
         state=RunnerState(TargetBlocks(8, BLOCK, 4, BlockGenerations(8)), sampling, speculator, search),
         speculator=speculator,
         controller=controller,

@@ -160,7 +160,7 @@ def two_steps(harness: CudaHarness, sampling: SamplingParams, *, poison: bool) -
     harness.known |= {"0", "1"}
     harness.runner.execute(StepPlan((), (), tuple(admitted), tuple(ScheduledRequest(f"{i}", 5, ()) for i in range(2))))
     if poison:
-        harness.runner._kv_cache.values[0][4, :, :5] = torch.nan
+        harness.runner._caches[0].values[0][4, :, :5] = torch.nan
     results = harness.runner.execute(
         StepPlan((), (), (), tuple(ScheduledRequest(f"{i}", 1, ()) for i in range(2)))
     ).choices

@@ -57,7 +57,7 @@ class Model:
 
 
 def cache_of(harness: Harness) -> KVCache:
-    cache = harness.runner._kv_cache
+    cache = harness.runner._caches[0]
     assert isinstance(cache, KVCache)
     return cache
 

@@ -49,7 +49,7 @@ def test_what_is_stored_in_fewer_bits_is_near_and_depends_on_nobody_else(name: s
     alone = forward(harness, [Chunk(PROMPT, 0, [0, 1])])
     distance = (plain.exp() * (plain - alone.log_softmax(-1))).sum(-1).mean().item()
     assert 0 < distance < most
-    for cache in harness.runner._kv_cache.keys, harness.runner._kv_cache.values:
+    for cache in harness.runner._caches[0].keys, harness.runner._caches[0].values:
         cache[0].zero_()
     num_replays = harness.platform.num_replays
     pieces = [

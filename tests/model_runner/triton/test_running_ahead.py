@@ -88,7 +88,7 @@ def test_a_row_that_is_not_finite_is_its_choices_error_though_the_next_step_has_
         launches.append((tuple(share.key for share in plan.scheduled), is_ahead))
         if len(launches) != 3:
             return launch(plan, is_ahead=is_ahead)
-        value = runner._kv_cache.values[0][runner._state._choices["hit/0"].blocks[0], :, 0]
+        value = runner._caches[0].values[0][runner._state._choices["hit/0"].blocks[0], :, 0]
         whole = value.clone()
         value.fill_(torch.nan)
         step = launch(plan, is_ahead=is_ahead)
