@@ -57,7 +57,7 @@ class RunnerParts:
 
     target: TargetModel
     caches: Sequence[BlockCache]
-    """Of the target and the auxiliary model, and its recurrent states."""
+    """Caches of the target and the auxiliary model, and its recurrent states."""
     state: RunnerState
     speculator: Speculator
     controller: SpeculationController

@@ -14,7 +14,7 @@ _MOST_REMEMBERED: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What the caches have for the first blocks of a request."""
+    """A lookup of the first blocks of a request, and its result."""
 
     request: Request
     num_full: int
