@@ -30,7 +30,7 @@ from bench.surroundings import Kind, Surroundings
 from model_runner.config import RunnerConfig
 from model_runner.contract import ChoiceResult, StepPlan, StepResult
 from model_runner.hub.repository import resolve_model
-from model_runner.runner_interface import Runner, RunnerInfo, SpeculationStats
+from model_runner.runner_interface import Runner, RunnerInfo
 from scheduler.engine import Engine
 from scheduler.interface import SchedulerConfig
 from scheduler.prefix_cache import CacheLog
@@ -66,9 +66,6 @@ class SleepingRunner(Runner):
         self._step_s = step_s
         self._to_compute: dict[str, int] = {}
         self._num_said = 0
-
-    def speculation_stats(self) -> tuple[SpeculationStats, ...]:
-        return ()
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Sleep for a step and return meaningless tokens."""

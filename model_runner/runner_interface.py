@@ -185,7 +185,7 @@ class LaunchedStep:
     """Waits for the step. Call it once, in the order in which steps were launched."""
 
 
-class Runner(ABC):
+class Runner:
     """Executes plans. Deterministic: a choice's tokens do not depend on the rest of the plan.
 
     A runner implements `launch`, or only `execute` if it has no asynchronous steps.
@@ -219,9 +219,9 @@ class Runner(ABC):
         done = self.execute(plan)
         return LaunchedStep(can_follow=False, result=lambda: done)
 
-    @abstractmethod
     def speculation_stats(self) -> tuple[SpeculationStats, ...]:
         """Statistics of each speculation method since startup."""
+        return ()
 
     def learning_stats(self) -> LearningStats | None:
         """Statistics of training since startup; None if nothing is trained."""

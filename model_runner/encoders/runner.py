@@ -21,7 +21,7 @@ from model_runner.model_needs import DoesNotFitError, ModelNeeds
 from model_runner.platforms.cpu import CpuPlatform
 from model_runner.platforms.memory import GIB, oom_reason
 from model_runner.refusal import UnsupportedModelError
-from model_runner.runner_interface import Runner, RunnerInfo, SpeculationStats
+from model_runner.runner_interface import Runner, RunnerInfo
 from model_runner.scoring.pooler import verdict_of
 from model_runner.speculative.verify import Verdict
 from model_runner.weights.safetensors_files import SafetensorsCheckpoint
@@ -135,9 +135,6 @@ class EncoderRunner(Runner):
             return []
         hidden = self._model.encode(texts)
         return self._model.classify(hidden) if self._pooling is None else self._pooling(hidden)
-
-    def speculation_stats(self) -> tuple[SpeculationStats, ...]:
-        return ()
 
     def close(self) -> None:
         """Does nothing: nothing runs between steps."""

@@ -357,6 +357,3 @@ class SimulatedRunner(Runner):
         accepted = len(tokens) - 1
         counts = (live.num_offered, accepted, share.num_draft - accepted, live.num_candidates)
         return ChoiceResult(share.key, tuple(tokens), wanted, prompt_logprobs, *counts)
-
-    def speculation_stats(self):
-        return ()
