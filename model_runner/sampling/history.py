@@ -16,13 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_runner.contract import Breaker
-
-Int32Array = NDArray[np.int32]
-
-_SHORT = 64
-"""Longer matches occur only in repetitive text."""
-_ROOM = 16
-"""Minimum spare capacity, in tokens, before the arrays grow."""
+from model_runner.sampling.end_matches import EndMatches, Int32Array
 
 
 class Table(Protocol):
@@ -90,90 +84,6 @@ class TokenCounts:
         fork.counts = array("q") if from_start else self.counts[:]
         fork._index = {} if from_start else self._index.copy()
         return fork
-
-
-class EndMatches:
-    """For each position of a history, how many tokens before it equal the tokens at the history's end.
-
-    Construction takes a few vectorised passes over the history and appending a token takes one, however repetitive it
-    is.
-    """
-
-    def __init__(self, history: Sequence[int]) -> None:
-        tokens = np.array(history, dtype=np.int32)
-        self._first_lengths = np.zeros_like(tokens)
-        self._first_lengths[1:] = common_prefixes(tokens[::-1].copy())[:0:-1]
-        self._take(tokens, self._first_lengths)
-
-    def _take(self, tokens: Int32Array, lengths: Int32Array) -> None:
-        """Store copies of the history and its match lengths, with room to grow."""
-        self._num = len(tokens)
-        self._tokens, self._lengths = np.zeros((2, 2 * self._num + _ROOM), dtype=np.int32)
-        self._tokens[: self._num] = tokens
-        self._lengths[: self._num] = lengths
-
-    @property
-    def tokens(self) -> Int32Array:
-        """The history. Do not modify."""
-        return self._tokens[: self._num]
-
-    @property
-    def lengths(self) -> Int32Array:
-        """Match length at each position. Do not modify."""
-        return self._lengths[: self._num]
-
-    def add(self, token: int) -> None:
-        """Append a token to the history."""
-        if self._num == len(self._tokens):
-            self._tokens = np.concatenate([self._tokens, np.zeros_like(self._tokens)])
-            self._lengths = np.concatenate([self._lengths, np.zeros_like(self._lengths)])
-        self._lengths[1 : self._num + 1] = (self.lengths + 1) * (self.tokens == token)
-        self._tokens[self._num] = token
-        self._num += 1
-
-    def fork(self, *, from_start: bool) -> Self:
-        """A copy that continues independently, from now or from construction."""
-        fork = copy(self)
-        lengths = self._first_lengths if from_start else self.lengths
-        fork._take(self._tokens[: len(lengths)], lengths)
-        return fork
-
-
-def common_prefixes(text: Int32Array) -> Int32Array:
-    """For each position, the length of the common prefix of `text` and its suffix from there; 0 at position 0.
-
-    Few texts have prefixes of more than `_SHORT` tokens in common. For these, stretches of 1, 2, 4, ... tokens get
-    numbers that are equal where the stretches are (Manber and Myers 1993), as long as any equals the first. Then all
-    lengths are found bit by bit.
-    """
-    lengths = _short_prefixes(text)
-    if (lengths < _SHORT).all():
-        return lengths
-    numbers = [text.astype(np.int64)]  # [k][place] of the 2**k tokens from the place on
-    while len(text) >= 1 << len(numbers) and (numbers[-1][1:] == numbers[-1][0]).any():
-        last, half = numbers[-1], 1 << len(numbers) - 1
-        numbers.append(np.unique(last[:-half] * (last.max() + 1) + last[half:], return_inverse=True)[1])
-    lengths[:] = 0
-    for of_stretches in reversed(numbers):
-        size = len(text) - len(of_stretches) + 1
-        ends = np.arange(len(text)) + lengths
-        has_room = ends + size <= len(text)
-        equal = of_stretches[ends * has_room] == of_stretches[lengths * has_room]
-        lengths += size * (equal & has_room)
-    lengths[0] = 0
-    return lengths
-
-
-def _short_prefixes(text: Int32Array) -> Int32Array:
-    """Prefix lengths up to `_SHORT` tokens, compared at all positions at once."""
-    lengths = np.zeros(len(text), dtype=np.int32)
-    agrees = np.ones(max(len(text) - 1, 0), dtype=np.bool_)  # of the positions from 1 on
-    for shift in range(min(_SHORT, len(agrees))):
-        agrees = agrees[: len(text) - 1 - shift] & (text[1 + shift :] == text[shift])
-        if not agrees.any():
-            break
-        lengths[1 : 1 + len(agrees)] += agrees
-    return lengths
 
 
 class RepeatedNgrams:

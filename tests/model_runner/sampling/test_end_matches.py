@@ -6,8 +6,9 @@ from collections.abc import Sequence
 import pytest
 
 from model_runner.contract import Breaker, Dry, SamplingParams
-from model_runner.sampling import history as module
-from model_runner.sampling.history import EndMatches, Repetitions
+from model_runner.sampling import end_matches
+from model_runner.sampling.end_matches import EndMatches
+from model_runner.sampling.history import Repetitions
 from model_runner.sampling.slot import SlotState
 from tests.model_runner.work import lines_run
 
@@ -48,7 +49,7 @@ def repetitive(rng: random.Random, size: int, num_tokens: int) -> list[int]:
 def test_the_lengths_are_those_of_the_algorithm_that_looks_at_every_place(
     short: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_SHORT", short)
+    monkeypatch.setattr(end_matches, "_SHORT", short)
     rng = random.Random(short)
     for number in range(300):
         history = repetitive(rng, 1 + number % 60 * max(short // 8, 1), rng.choice((1, 2, 3, 9)))
