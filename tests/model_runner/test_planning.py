@@ -33,7 +33,7 @@ def test_a_load_gets_the_planned_cache_whatever_else_is_in_memory(
         assert plan_model(llama, IMPORTED, {"cpu": 200 * MIB}, cache_share=0.3) == replace(needs, free_bytes=free)
         parts, info = assemble(replace(llama, kv_cache_gib=needs.kv_cache_gib))
         assert (info.max_model_len, info.num_blocks * info.block_size) == (needs.max_model_len, needs.num_tokens)
-        cache = parts.kv_cache
+        cache = parts.caches[0]
         tensors = [*cache.keys, *cache.values]  # type: ignore[attr-defined]
         assert sum(tensor.nbytes for tensor in tensors) == needs.cache_bytes  # and nothing that no plan counts
 
