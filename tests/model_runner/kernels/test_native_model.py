@@ -37,8 +37,9 @@ def near(result: Tensor, expected: Tensor) -> bool:
 
 
 @pytest.mark.parametrize("case", [*CASES, *HYBRIDS])
-def test_equals_the_modules_of_transformers(case: str, kernels: Kernels) -> None:
-    model = FusedModel(case, kernels)
+def test_equals_the_modules_of_transformers(case: str, kernels_library: Path) -> None:
+    """With one instruction set: `test_linear.py` and `test_decoder_layer.py` compare them all."""
+    model = FusedModel(case, Kernels(kernels_library, threads=2))
     native, modules = model.target(NEEDS), model.modules(NEEDS)
     batch = step_batch(WHOLE)
     logits, expected_logits = native.forward(batch), modules.forward(batch)
